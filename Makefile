@@ -1,0 +1,87 @@
+# StrandMQ. `make help` lists what can be made; Go and make are all it needs.
+
+GO       ?= go
+BIN      := bin/strandmq
+BUF      := $(GO) tool -modfile=../tools/go.mod buf
+LINT     := $(GO) tool -modfile=tools/lint/go.mod golangci-lint
+HOUSE    := ./internal/house/...
+ARGS     ?=
+
+# Packages with goroutines of their own: their tests run again under the race
+# detector, shortened (-short), since it makes them about ten times slower.
+RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/...
+
+# How long `make fuzz` spends on each target, and which benchmarks run how.
+FUZZTIME  ?= 20s
+BENCH     ?= .
+BENCHTIME ?= 1s
+COUNT     ?= 1
+
+.DEFAULT_GOAL := help
+.PHONY: help run build test check vet house unit race bench fuzz generate generate-check lint fmt tidy clean
+
+help: ## List what can be made
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+run: build ## Build the broker and run the demo; ARGS=--exit ends it afterwards
+	$(BIN) demo $(ARGS)
+
+build: ## Build bin/strandmq
+	$(GO) build -o $(BIN) ./cmd/strandmq
+
+test: vet house unit race generate-check ## Everything that CI runs
+
+check: test lint ## What CI runs, and the linters (their first build takes minutes)
+
+vet: ## go vet
+	$(GO) vet ./...
+
+# Not cached: these tests read the whole tree, docs included, and run the binary.
+house: build ## Import table, package pages, promises, links, dependency list, README tour
+	$(GO) test -count=1 $(HOUSE)
+
+unit: ## Tests of all packages
+	$(GO) test -vet=off $$($(GO) list ./... | grep -v /internal/house)
+
+race: ## Tests of the concurrent packages under the race detector
+	$(GO) test -vet=off -race -short -timeout 15m $(RACE)
+
+bench: ## Benchmarks; BENCH=regexp BENCHTIME=1s COUNT=1
+	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
+		$$($(GO) list ./... | grep -v /internal/house)
+
+fuzz: ## Every fuzz target for FUZZTIME=20s
+	@for pkg in $$($(GO) list ./...); do \
+		for target in $$($(GO) test -list '^Fuzz' $$pkg | grep '^Fuzz'); do \
+			echo "$$pkg $$target"; \
+			$(GO) test -vet=off -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
+		done; \
+	done
+
+generate: ## Generate Go code from proto/
+	cd proto && $(BUF) generate
+
+generate-check: ## Fail when proto/ is badly formatted or the committed code is not what it generates
+	cd proto && $(BUF) lint && $(BUF) format --diff --exit-code
+	@rm -rf bin/_generated && mkdir -p bin/_generated
+	cd proto && $(BUF) generate --output ../bin/_generated
+	@cd proto && find . -name '*.go' | sort > ../bin/_generated/.have && \
+	cd ../bin/_generated && find . -name '*.go' | sort > .want && \
+	diff .have .want && \
+	while read -r f; do diff -u "../../proto/$$f" "$$f" || exit 1; done < .want || \
+	{ echo 'Generated code is not what proto/ says: run "make generate" and commit the result.' >&2; exit 1; }
+
+lint: ## golangci-lint by .golangci.yml
+	$(LINT) run ./...
+
+fmt: ## Format Go and proto files
+	$(GO) fmt ./...
+	cd proto && $(BUF) format -w
+
+tidy: ## Tidy all three modules
+	$(GO) mod tidy
+	cd tools && $(GO) mod tidy
+	cd tools/lint && $(GO) mod tidy
+
+clean: ## Remove what was built; data folders stay
+	rm -rf bin
