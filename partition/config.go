@@ -1,0 +1,128 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// Config tells a Host what to work with. Zero means the default.
+type Config struct {
+	// Node is this node's id; required.
+	Node NodeID
+	// Store holds the logs; required. The host uses it until Close and does
+	// not close it.
+	Store *logstore.Store
+	// NewApp makes the state that a partition's log drives; it restores itself
+	// from rows. Nil: partitions hold messages only, and take no commands.
+	NewApp func(id PartitionID, rows Rows) (App, error)
+	// Now tells the time. Default: the wall clock. It only stamps messages and
+	// wakes apps; order never depends on it.
+	Now func() Millis
+	// Tick is the raft clock: heartbeats every 5 ticks, elections after 50.
+	// Default 100 ms. Shorter finds a dead leader earlier and costs CPU per
+	// partition. A partition with a single voter has nothing to tick for.
+	Tick time.Duration
+	// Logger takes what operators should know. Default: nothing is logged.
+	Logger *slog.Logger
+
+	// TailCacheBytes bounds the newest entries of all partitions that are kept
+	// in memory for readers. Default 64 MiB; below 1 MiB readers go to disk.
+	TailCacheBytes int64
+	// QueueBytes bounds what waits to be written on this node, batches and
+	// commands together. Default 64 MiB. Beyond it callers get ErrFull.
+	QueueBytes int64
+	// PartitionQueueBytes is the same for one partition, so that one cannot
+	// take it all. Default 8 MiB; at least one batch always fits.
+	PartitionQueueBytes int64
+	// EntryBytes bounds how much is gathered into one log entry. Default
+	// 1 MiB. Larger saves little and makes reading one message dearer.
+	EntryBytes int
+	// SyncsInFlight is how many writes may wait for the disk while the next
+	// gathers. Default 2: one being synced and one behind it. More shortens
+	// the queue on disks with deep queues and makes batches smaller.
+	SyncsInFlight int
+	// CheckpointBytes is how much log may follow a partition's checkpoint,
+	// which a restart reads again. Default 64 MiB.
+	CheckpointBytes int64
+	// NodeCheckpointBytes is the same for all partitions together. Default
+	// 1 GiB.
+	NodeCheckpointBytes int64
+	// RowBytes bounds an App's rows that wait in memory for a checkpoint.
+	// Default 32 MiB per partition.
+	RowBytes int64
+	// Seed makes proposal ids differ between runs. Default: random.
+	Seed uint64
+}
+
+func (c Config) withDefaults() Config {
+	def := func(v *int64, d int64) {
+		if *v == 0 {
+			*v = d
+		}
+	}
+	if c.Now == nil {
+		c.Now = func() Millis { return Millis(time.Now().UnixMilli()) }
+	}
+	if c.Tick == 0 {
+		c.Tick = 100 * time.Millisecond
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	def(&c.TailCacheBytes, 64<<20)
+	def(&c.QueueBytes, 64<<20)
+	def(&c.PartitionQueueBytes, 8<<20)
+	def(&c.CheckpointBytes, 64<<20)
+	def(&c.NodeCheckpointBytes, 1<<30)
+	def(&c.RowBytes, 32<<20)
+	if c.EntryBytes == 0 {
+		c.EntryBytes = 1 << 20
+	}
+	if c.SyncsInFlight == 0 {
+		c.SyncsInFlight = 2
+	}
+	if c.NewApp == nil {
+		c.NewApp = func(PartitionID, Rows) (App, error) { return noApp{}, nil }
+	}
+	return c
+}
+
+// Validate lists every fault of the configuration at once.
+func (c Config) Validate() error {
+	var faults []error
+	bad := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Errorf("partition.Config: "+format, args...))
+		}
+	}
+	bad(c.Node == 0, "Node is missing: give this node's id")
+	bad(c.Store == nil, "Store is missing: open one with logstore.Open")
+	bad(c.Tick < 0 || c.Tick > time.Minute, "Tick is %v; use 1ms to 1m", c.Tick)
+	bad(c.EntryBytes < 0 || c.EntryBytes > maxEntryBytes, "EntryBytes is %d; use at most %d", c.EntryBytes, maxEntryBytes)
+	bad(c.SyncsInFlight < 0 || c.SyncsInFlight > 64, "SyncsInFlight is %d; use 1 to 64", c.SyncsInFlight)
+	for _, f := range []struct {
+		name string
+		v    int64
+	}{
+		{"TailCacheBytes", c.TailCacheBytes}, {"QueueBytes", c.QueueBytes}, {"PartitionQueueBytes", c.PartitionQueueBytes},
+		{"CheckpointBytes", c.CheckpointBytes}, {"NodeCheckpointBytes", c.NodeCheckpointBytes}, {"RowBytes", c.RowBytes},
+	} {
+		bad(f.v < 0, "%s is %d; it cannot be negative", f.name, f.v)
+	}
+	return errors.Join(faults...)
+}
+
+// noApp is the state of a partition that has none.
+type noApp struct{}
+
+func (noApp) Apply(Position, []byte) (any, error) {
+	return nil, errors.New("a command for a partition without an app")
+}
+func (noApp) Checkpoint() error                    { return nil }
+func (noApp) Lead(bool)                            {}
+func (noApp) Event(any)                            {}
+func (noApp) Drive(Millis, Log) ([][]byte, Millis) { return nil, 0 }

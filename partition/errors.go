@@ -1,0 +1,127 @@
+package partition
+
+import (
+	"fmt"
+	"time"
+)
+
+// ErrUnknownPartition tells that this node has no such partition. The route
+// that led here is stale, or the partition was never created or is dropped.
+type ErrUnknownPartition struct{ Partition PartitionID }
+
+func (e *ErrUnknownPartition) Error() string {
+	return fmt.Sprintf("partition %v is not on this node: refresh the route and try again", e.Partition)
+}
+
+// ErrFull tells that a queue is at its bound. Nothing was taken in; the same
+// call may succeed after RetryAfter.
+type ErrFull struct {
+	Partition  PartitionID
+	RetryAfter time.Duration
+}
+
+func (e *ErrFull) Error() string {
+	return fmt.Sprintf("partition %v takes no more at the moment: try again in %v", e.Partition, e.RetryAfter)
+}
+
+// ErrNotLeader tells that this node does not lead the partition. Nothing was
+// taken in.
+type ErrNotLeader struct {
+	Partition PartitionID
+	Leader    NodeID // 0: not known at the moment
+}
+
+func (e *ErrNotLeader) Error() string {
+	if e.Leader == 0 {
+		return fmt.Sprintf("partition %v has no leader at the moment: try again shortly", e.Partition)
+	}
+	return fmt.Sprintf("partition %v is led by node %v: ask there", e.Partition, e.Leader)
+}
+
+// ErrUnknown tells that the outcome of a call is not known: it may have
+// happened or may happen yet. Repeat it only if it carries an id, a producer
+// sequence, or is harmless twice.
+type ErrUnknown struct {
+	Partition PartitionID
+	Why       string
+}
+
+func (e *ErrUnknown) Error() string {
+	return fmt.Sprintf("partition %v: outcome unknown (%s): repeat it only if it can be told from a second one", e.Partition, e.Why)
+}
+
+// ErrStopped tells that the host is closed, or closing. Nothing was taken in.
+type ErrStopped struct{}
+
+func (e *ErrStopped) Error() string { return "the node is stopping: try again when it is up" }
+
+// ErrDamaged tells that a partition stopped because something that it stored,
+// or what follows from it, cannot be trusted. The other partitions of the node
+// go on.
+type ErrDamaged struct {
+	Partition PartitionID
+	From, To  Index // entries concerned; 0, 0: not known
+	Why       string
+}
+
+func (e *ErrDamaged) Error() string {
+	if e.From == 0 && e.To == 0 {
+		return fmt.Sprintf("partition %v stopped: %s: restore it from a backup or another replica", e.Partition, e.Why)
+	}
+	return fmt.Sprintf("partition %v stopped at entries %d to %d: %s: restore them from a backup or another replica",
+		e.Partition, e.From, e.To, e.Why)
+}
+
+// ErrExpired tells that a message is no longer kept. Start is the first one
+// that is.
+type ErrExpired struct {
+	Partition PartitionID
+	Start     Offset
+}
+
+func (e *ErrExpired) Error() string {
+	return fmt.Sprintf("partition %v keeps messages from offset %d on: ask for that one or a later one", e.Partition, e.Start)
+}
+
+// ErrIDReused tells that a message was not stored, because another one with the
+// same id and key, but with another content, is stored at Offset.
+type ErrIDReused struct {
+	Partition PartitionID
+	ID        string
+	Offset    Offset
+}
+
+func (e *ErrIDReused) Error() string {
+	return fmt.Sprintf("message id %q is taken: %v holds another message with this id and key at offset %d: use a new id",
+		e.ID, e.Partition, e.Offset)
+}
+
+// ErrSequenceGap tells that a message was not stored, because its producer's
+// sequence leaves some out. Expected is the one that would be next; 0 for a
+// producer that is not known (any more).
+type ErrSequenceGap struct {
+	Partition PartitionID
+	Producer  string
+	Got       uint64
+	Expected  uint64
+}
+
+func (e *ErrSequenceGap) Error() string {
+	return fmt.Sprintf("producer %q sends sequence %d to %v where %d is next: send from there on, or begin with a new producer id",
+		e.Producer, e.Got, e.Partition, e.Expected)
+}
+
+// ErrSequenceReused tells that a message was not stored, because another one
+// with the same producer sequence, but with another content, is stored at
+// Offset.
+type ErrSequenceReused struct {
+	Partition PartitionID
+	Producer  string
+	Sequence  uint64
+	Offset    Offset
+}
+
+func (e *ErrSequenceReused) Error() string {
+	return fmt.Sprintf("producer %q used sequence %d before: %v holds another message of that sequence at offset %d: begin with a new producer id",
+		e.Producer, e.Sequence, e.Partition, e.Offset)
+}

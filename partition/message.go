@@ -1,0 +1,69 @@
+package partition
+
+import "github.com/strandmq/strandmq/internal/record"
+
+// Stored is what became of one published record.
+type Stored struct {
+	// Offset is where the message stands: the new one, or for a duplicate the
+	// first copy.
+	Offset    Offset
+	Duplicate bool
+	// Err tells why the record was not stored: *ErrIDReused, *ErrSequenceGap,
+	// *ErrSequenceReused, or *ErrExpired for a repeat whose first copy is no
+	// longer kept. Nil: stored, on disk.
+	Err error
+}
+
+// Message is one stored message. Its key, header values and body alias memory
+// that nobody changes; keeping one message keeps the whole entry that it came
+// in.
+type Message struct {
+	Offset      Offset
+	PublishTime Millis
+	Record      record.Record
+}
+
+// EntryKind tells what a LogEntry holds.
+type EntryKind byte
+
+// The kinds of what stands in a log.
+const (
+	Batches EntryKind = 1 // a record batch
+	Command EntryKind = 2 // a command to the App
+)
+
+// String prints the kind.
+func (k EntryKind) String() string {
+	switch k {
+	case Batches:
+		return "batch"
+	case Command:
+		return "command"
+	}
+	return "unknown"
+}
+
+// LogEntry is one batch or one command of a log, as Scan shows it. Several can
+// stand at one index, in order.
+type LogEntry struct {
+	Index Index
+	Kind  EntryKind
+	Time  Millis // publish time of a batch; 0 for a command, which carries its own
+	First Offset // a batch's first stored message; for a command, the next message's offset
+	Count int    // how many of a batch's records were stored (the others were duplicates or refused)
+	Data  []byte // the record batch or the command; must not be changed
+}
+
+// Info is a partition's state as operators see it.
+type Info struct {
+	Position   Position
+	Bytes      uint64 // of record batches kept
+	Duplicates uint64 // records suppressed as repeats since the partition began
+	Leader     NodeID // 0: not known
+	Term       uint64
+	Fault      string // why it stopped; empty: it works
+	FirstIndex Index  // first entry kept
+	LastIndex  Index  // last entry written, applied or not
+	Checkpoint Index  // a restart applies the entries behind this one again
+	Queued     int64  // bytes waiting to be written
+}
