@@ -1,0 +1,209 @@
+package house
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"runtime"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// The tour in README.md is the text between these two marks.
+const (
+	tourStart = "<!-- tour -->"
+	tourEnd   = "<!-- end of tour -->"
+)
+
+// tourAddress is the broker's address as the tour writes it, which is also the
+// default of every command. The test uses a free port instead.
+const tourAddress = "127.0.0.1:7171"
+
+// addressVariable tells the commands where the broker is.
+const addressVariable = "STRANDMQ_SERVER"
+
+// A step is one fenced block of commands, with what its output has to hold: the
+// patterns of the "expect" comments behind it.
+type step struct {
+	commands string
+	expect   []string
+}
+
+var (
+	tourBlock  = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
+	tourExpect = regexp.MustCompile(`<!-- expect: (.*?) -->`)
+)
+
+// tour reads the steps. The first one starts the broker.
+func tour(t *testing.T) []step {
+	t.Helper()
+	_, rest, ok := strings.Cut(read(t, "README.md"), tourStart)
+	text, _, closed := strings.Cut(rest, tourEnd)
+	if !ok || !closed {
+		t.Fatalf("README.md has no tour between %s and %s", tourStart, tourEnd)
+	}
+	var steps []step
+	blocks := tourBlock.FindAllStringSubmatchIndex(text, -1)
+	for i, at := range blocks {
+		end := len(text)
+		if i+1 < len(blocks) {
+			end = blocks[i+1][0]
+		}
+		s := step{commands: text[at[2]:at[3]]}
+		for _, m := range tourExpect.FindAllStringSubmatch(text[at[1]:end], -1) {
+			s.expect = append(s.expect, m[1])
+		}
+		steps = append(steps, s)
+	}
+	return steps
+}
+
+// TestTour runs the tour of README.md, as a reader would paste it, against the
+// real binary: one broker, and all other blocks in one shell, in order.
+func TestTour(t *testing.T) {
+	if runtime.GOOS == "windows" {
+		t.Skip("the tour is written for a POSIX shell")
+	}
+	for _, tool := range []string{"sh", "curl", "sed"} {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("the tour needs %s, which this machine does not have", tool)
+		}
+	}
+	steps := tour(t)
+	if len(steps) < 5 {
+		t.Fatalf("the tour has %d blocks of commands: it was not read as it should be", len(steps))
+	}
+	if !strings.HasPrefix(steps[0].commands, "strandmq serve") {
+		t.Fatalf("the tour's first block has to start the broker with strandmq serve, and is:\n%s", steps[0].commands)
+	}
+
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	bin := buildBinary(ctx, t)
+	address := freeAddress(t)
+	work := t.TempDir()
+	env := append(os.Environ(),
+		"PATH="+filepath.Dir(bin)+string(os.PathListSeparator)+os.Getenv("PATH"),
+		addressVariable+"=http://"+address,
+		"NO_COLOR=1",
+	)
+	// The tour reads the sample that is in the repository.
+	if err := os.CopyFS(filepath.Join(work, "cmd", "strandmq", "sample"), os.DirFS(filepath.Join(root, "cmd", "strandmq", "sample"))); err != nil {
+		t.Fatal(err)
+	}
+
+	var talk bytes.Buffer
+	serve := exec.CommandContext(ctx, bin, append(strings.Fields(steps[0].commands)[1:], "--listen", address)...)
+	serve.Dir, serve.Env, serve.Stdout, serve.Stderr = work, env, &talk, &talk
+	if err := serve.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- serve.Wait() }()
+	stop := func() error {
+		if err := serve.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+			return err
+		}
+		return <-ended
+	}
+	if err := untilReady(ctx, address, ended); err != nil {
+		_ = stop()
+		t.Fatalf("%v\n%s", err, talk.String())
+	}
+
+	// One shell, so that variables of one block are there in the next; a mark
+	// on a line of its own between the outputs.
+	var script strings.Builder
+	script.WriteString("set -e\n")
+	for i, s := range steps[1:] {
+		fmt.Fprintf(&script, "echo; echo '%s'\n%s\n", mark(i), s.commands)
+	}
+	fmt.Fprintf(&script, "echo; echo '%s'\n", mark(len(steps)-1))
+	shell := exec.CommandContext(ctx, "sh")
+	shell.Dir, shell.Env = work, env
+	shell.Stdin = strings.NewReader(strings.ReplaceAll(script.String(), tourAddress, address))
+	out, err := shell.CombinedOutput()
+	if err != nil {
+		t.Errorf("a command of the tour failed (%v); the last output is its", err)
+	}
+	parts := regexp.MustCompile(`(?m)^=== step \d+ ===\n`).Split(string(out), -1)
+	for i, s := range steps[1:] {
+		if i+1 >= len(parts) {
+			t.Errorf("the tour did not get to:\n%s", s.commands)
+			break
+		}
+		got := parts[i+1]
+		t.Logf("$ %s\n%s", strings.TrimSpace(s.commands), strings.TrimSpace(got))
+		for _, pattern := range s.expect {
+			re, err := regexp.Compile("(?s)" + pattern)
+			if err != nil {
+				t.Errorf("README.md expects %q, which is no pattern: %v", pattern, err)
+			} else if !re.MatchString(got) {
+				t.Errorf("README.md expects %q of\n%s\nand got\n%s", pattern, s.commands, got)
+			}
+		}
+	}
+
+	if err := stop(); err != nil {
+		t.Errorf("the broker did not stop in good order: %v\n%s", err, talk.String())
+	}
+}
+
+func mark(i int) string { return fmt.Sprintf("=== step %d ===", i) }
+
+// buildBinary builds the command as `make build` does.
+func buildBinary(ctx context.Context, t *testing.T) string {
+	t.Helper()
+	bin := filepath.Join(t.TempDir(), "strandmq")
+	build := exec.CommandContext(ctx, "go", "build", "-o", bin, "./cmd/strandmq")
+	build.Dir = root
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build ./cmd/strandmq: %v\n%s", err, out)
+	}
+	return bin
+}
+
+// freeAddress finds a port of loopback that nobody listens on.
+func freeAddress(t *testing.T) string {
+	t.Helper()
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	return l.Addr().String()
+}
+
+// untilReady asks /readyz until the broker takes calls.
+func untilReady(ctx context.Context, address string, ended <-chan error) error {
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for {
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+address+"/readyz", http.NoBody)
+		if err != nil {
+			return err
+		}
+		if res, err := http.DefaultClient.Do(req); err == nil {
+			_ = res.Body.Close()
+			if res.StatusCode == http.StatusOK {
+				return nil
+			}
+		}
+		select {
+		case err := <-ended:
+			return fmt.Errorf("strandmq serve ended: %w", err)
+		case <-ctx.Done():
+			return fmt.Errorf("strandmq serve did not become ready: %w", ctx.Err())
+		case <-tick.C:
+		}
+	}
+}
