@@ -1,0 +1,136 @@
+package consumer
+
+import (
+	"encoding/base64"
+	"encoding/binary"
+	"math/bits"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// Token names one delivery: the hand-out of one message to one member. It acts
+// on that delivery only, for good, since its hand-out number is never used
+// again in the group's partition and partition ids are never used again at all.
+type Token struct {
+	Partition partition.PartitionID
+	Group     GroupID
+	Epoch     uint64 // how often the group had been reset
+	Offset    partition.Offset
+	HandOut   uint64 // number of the hand-out in the group's partition: the fence
+	Ordinal   uint32 // which hand-out of this message it was, from 1
+	Tag       uint64 // proves that this cluster made the token
+}
+
+const tokenVersion = 1
+
+var tokenText = base64.RawURLEncoding
+
+// String is the token's one printed form: about 30 characters that are safe in
+// URLs and headers.
+func (t Token) String() string {
+	b := t.appendBody(make([]byte, 0, 48))
+	b = binary.LittleEndian.AppendUint64(b, t.Tag)
+	return tokenText.EncodeToString(b)
+}
+
+func (t Token) appendBody(b []byte) []byte {
+	b = append(b, tokenVersion)
+	b = binary.AppendUvarint(b, uint64(t.Partition))
+	b = binary.AppendUvarint(b, uint64(t.Group))
+	b = binary.AppendUvarint(b, t.Epoch)
+	b = binary.AppendUvarint(b, uint64(t.Offset))
+	b = binary.AppendUvarint(b, t.HandOut)
+	return binary.AppendUvarint(b, uint64(t.Ordinal))
+}
+
+// ParseToken reads a printed token. It refuses what has not the form of one
+// with an *ErrToken; whether this cluster made it is for the Shell to say.
+func ParseToken(s string) (Token, error) {
+	if s == "" {
+		return Token{}, &ErrToken{Why: "empty"}
+	}
+	if len(s) > 128 {
+		return Token{}, &ErrToken{Why: "too long"}
+	}
+	b, err := tokenText.Strict().DecodeString(s)
+	if err != nil {
+		return Token{}, &ErrToken{Why: "not base64url without padding"}
+	}
+	r := reader{b: b}
+	if v := r.byte(); r.bad == "" && v != tokenVersion {
+		return Token{}, &ErrToken{Why: "of an unknown version"}
+	}
+	t := Token{
+		Partition: partition.PartitionID(r.uvarint()),
+		Group:     GroupID(r.uvarint()),
+		Epoch:     r.uvarint(),
+		Offset:    partition.Offset(r.uvarint()),
+		HandOut:   r.uvarint(),
+		Ordinal:   r.uint32(),
+		Tag:       r.fixed64(),
+	}
+	// One printed form only: two spellings of a number would be two tokens.
+	if r.finish() != "" || t.String() != s {
+		return Token{}, &ErrToken{Why: "truncated or changed"}
+	}
+	return t, nil
+}
+
+// seal is the keyed tag of a token: SipHash-2-4 (Aumasson and Bernstein 2012)
+// under a key made of the cluster's secret. It is there so that a token cannot
+// be made up, not even by a member of another group.
+type sealer struct{ k0, k1 uint64 }
+
+func newSealer(secret uint64) sealer {
+	return sealer{k0: mix(secret), k1: mix(secret ^ 0x5374_7261_6e64_4d51)}
+}
+
+func (s sealer) seal(t *Token) {
+	var buf [64]byte
+	t.Tag = s.sum(t.appendBody(buf[:0]))
+}
+
+func (s sealer) made(t Token) bool {
+	tag := t.Tag
+	s.seal(&t)
+	return t.Tag == tag
+}
+
+func (s sealer) sum(b []byte) uint64 {
+	v0 := s.k0 ^ 0x736f6d6570736575
+	v1 := s.k1 ^ 0x646f72616e646f6d
+	v2 := s.k0 ^ 0x6c7967656e657261
+	v3 := s.k1 ^ 0x7465646279746573
+	round := func() {
+		v0 += v1
+		v1 = bits.RotateLeft64(v1, 13) ^ v0
+		v0 = bits.RotateLeft64(v0, 32)
+		v2 += v3
+		v3 = bits.RotateLeft64(v3, 16) ^ v2
+		v0 += v3
+		v3 = bits.RotateLeft64(v3, 21) ^ v0
+		v2 += v1
+		v1 = bits.RotateLeft64(v1, 17) ^ v2
+		v2 = bits.RotateLeft64(v2, 32)
+	}
+	last := uint64(len(b)) << 56
+	for ; len(b) >= 8; b = b[8:] {
+		m := binary.LittleEndian.Uint64(b)
+		v3 ^= m
+		round()
+		round()
+		v0 ^= m
+	}
+	for i, c := range b {
+		last |= uint64(c) << (8 * i)
+	}
+	v3 ^= last
+	round()
+	round()
+	v0 ^= last
+	v2 ^= 0xff
+	for range 4 {
+		round()
+	}
+	return v0 ^ v1 ^ v2 ^ v3
+}
