@@ -65,11 +65,13 @@ generate-check: ## Fail when proto/ is badly formatted or the committed code is 
 	cd proto && $(BUF) lint && $(BUF) format --diff --exit-code
 	@rm -rf bin/_generated && mkdir -p bin/_generated
 	cd proto && $(BUF) generate --output ../bin/_generated
-	@cd proto && find . -name '*.go' | sort > ../bin/_generated/.have && \
-	cd ../bin/_generated && find . -name '*.go' | sort > .want && \
-	diff .have .want && \
-	while read -r f; do diff -u "../../proto/$$f" "$$f" || exit 1; done < .want || \
-	{ echo 'Generated code is not what proto/ says: run "make generate" and commit the result.' >&2; exit 1; }
+	@cd proto && find . -name '*.go' | sort > ../bin/_generated/.have
+	@cd bin/_generated && find . -name '*.go' | sort > .want && same=yes && \
+	{ diff .have .want || same=no; } && \
+	while read -r f; do diff -u "../../proto/$$f" "$$f" || same=no; done < .want && \
+	if [ $$same = no ]; then \
+		echo 'The committed code is not what proto/ generates: run make generate and commit the result.' >&2; exit 1; \
+	fi
 
 lint: ## golangci-lint by .golangci.yml
 	$(LINT) run ./...

@@ -107,13 +107,15 @@ func TestTour(t *testing.T) {
 	if err := serve.Start(); err != nil {
 		t.Fatal(err)
 	}
-	ended := make(chan error, 1)
-	go func() { ended <- serve.Wait() }()
+	var outcome error
+	ended := make(chan struct{}) // closed when the broker ended and outcome is set
+	go func() { outcome = serve.Wait(); close(ended) }()
 	stop := func() error {
 		if err := serve.Process.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
 			return err
 		}
-		return <-ended
+		<-ended
+		return outcome
 	}
 	if err := untilReady(ctx, address, ended); err != nil {
 		_ = stop()
@@ -184,7 +186,7 @@ func freeAddress(t *testing.T) string {
 }
 
 // untilReady asks /readyz until the broker takes calls.
-func untilReady(ctx context.Context, address string, ended <-chan error) error {
+func untilReady(ctx context.Context, address string, ended <-chan struct{}) error {
 	tick := time.NewTicker(20 * time.Millisecond)
 	defer tick.Stop()
 	for {
@@ -199,8 +201,8 @@ func untilReady(ctx context.Context, address string, ended <-chan error) error {
 			}
 		}
 		select {
-		case err := <-ended:
-			return fmt.Errorf("strandmq serve ended: %w", err)
+		case <-ended:
+			return errors.New("strandmq serve ended before it was ready")
 		case <-ctx.Done():
 			return fmt.Errorf("strandmq serve did not become ready: %w", ctx.Err())
 		case <-tick.C:
