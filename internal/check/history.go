@@ -1,0 +1,186 @@
+package check
+
+import "fmt"
+
+// Place is where a message is stored.
+type Place struct {
+	Partition uint32
+	Offset    uint64
+}
+
+// String prints a place as 3/17.
+func (p Place) String() string { return fmt.Sprintf("%d/%d", p.Partition, p.Offset) }
+
+// Message is what identifies a message to the judge. Body may be a digest, as
+// long as it is one everywhere.
+type Message struct {
+	Key, ID, Body string
+}
+
+// Kind tells what an Event records.
+type Kind uint8
+
+// The kinds. Of each call the beginning is recorded before the request is sent,
+// and the end after the answer came or was given up.
+const (
+	PublishCall   Kind = iota + 1 // Messages
+	PublishReturn                 // Receipts, unless Lost
+	ReceiveCall                   // Group, Member
+	ReceiveReturn                 // Deliveries, unless Lost
+	SettleCall                    // Settlements
+	SettleReturn                  // Settled, unless Lost
+	SessionLeft                   // Group, Member: what it held was released
+)
+
+// Event is one line of a history.
+type Event struct {
+	Kind   Kind
+	Call   int // the same for the beginning and the end of one call
+	Group  string
+	Member string
+	Lost   bool // the outcome is unknown
+
+	Messages    []Message
+	Receipts    []Receipt
+	Deliveries  []Delivery
+	Settlements []Settlement
+	Settled     []Settled
+}
+
+// Receipt is the answer for one message of a publish.
+type Receipt struct {
+	Place     Place
+	Duplicate bool
+	Refused   bool // nothing was stored
+}
+
+// Delivery is one message of an answer to a receive.
+type Delivery struct {
+	Place    Place
+	Message  Message
+	Attempt  uint32
+	Token    string
+	Replayed bool
+}
+
+// Action is how a delivery is settled.
+type Action uint8
+
+// The actions that the judge tells apart.
+const (
+	Ack Action = iota + 1
+	Nack
+	Reject
+	Extend
+	Release
+)
+
+// Settlement is one delivery of a settle call.
+type Settlement struct {
+	Token  string
+	Action Action
+}
+
+// Settled is the answer for one settlement.
+type Settled struct {
+	Refused bool
+	Dead    bool // the message is now a dead letter
+}
+
+// Stored is one message of the log as read back at the end.
+type Stored struct {
+	Place   Place
+	Message Message
+}
+
+// Dead is one dead letter of a group at the end.
+type Dead struct {
+	Place    Place
+	Message  Message
+	Attempts uint32
+}
+
+// Group is what the judge must know of a consumer group.
+type Group struct {
+	Name        string
+	MaxAttempts uint32 // 0: without limit
+	Keyed       bool   // one message of a key at a time, in order
+	Drained     bool   // it ran until nothing was left: everything is acked or dead
+	Dead        []Dead
+}
+
+// History is a run.
+type History struct {
+	Events []Event
+	Log    []Stored
+	Groups []Group
+}
+
+// Violation is one broken promise, proven by the history.
+type Violation struct {
+	Promise string // P1..P9
+	Text    string
+}
+
+func (v Violation) String() string { return v.Promise + ": " + v.Text }
+
+// Promises judges a history.
+func Promises(h History) []Violation {
+	j := judge{h: h, log: map[Place]Message{}, calls: map[int]*call{}}
+	j.index()
+	j.publishing()
+	for _, g := range h.Groups {
+		j.group(g)
+	}
+	return j.found
+}
+
+// call joins the two ends of a call. end is -1 when it has none.
+type call struct {
+	begin, end int
+	first      *Event
+	last       *Event // nil: unknown outcome
+}
+
+type judge struct {
+	h     History
+	log   map[Place]Message
+	calls map[int]*call
+	order []*call // by beginning
+	found []Violation
+}
+
+func (j *judge) say(promise, format string, args ...any) {
+	j.found = append(j.found, Violation{promise, fmt.Sprintf(format, args...)})
+}
+
+// index pairs calls with returns and maps the log.
+func (j *judge) index() {
+	for i := range j.h.Events {
+		e := &j.h.Events[i]
+		switch e.Kind {
+		case PublishCall, ReceiveCall, SettleCall:
+			c := &call{begin: i, end: -1, first: e}
+			j.calls[e.Call] = c
+			j.order = append(j.order, c)
+		case PublishReturn, ReceiveReturn, SettleReturn:
+			c := j.calls[e.Call]
+			if c == nil {
+				j.say("history", "event %d ends call %d, which never began", i, e.Call)
+				continue
+			}
+			c.end = i
+			if !e.Lost {
+				c.last = e
+			}
+		}
+	}
+	next := map[uint32]uint64{}
+	for _, s := range j.h.Log {
+		if want := next[s.Place.Partition]; s.Place.Offset != want {
+			j.say("P1", "the log of partition %d goes on at offset %d instead of %d", s.Place.Partition, s.Place.Offset, want)
+		}
+		next[s.Place.Partition] = s.Place.Offset + 1
+		j.log[s.Place] = s.Message
+	}
+}

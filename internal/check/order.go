@@ -1,0 +1,97 @@
+package check
+
+import "fmt"
+
+// Item is one message of an input whose right order is known: the order of the
+// input itself, key by key.
+type Item struct {
+	Key   string
+	Body  string
+	Stamp string // grows with the input, within a key; compared as text
+}
+
+// Order watches one group handle the items of an input, and counts each time
+// that the order of a key is broken: another item than the next, another body
+// than was sent, a stamp that goes back. Not safe for concurrent use.
+//
+// Whoever watches tells HandedOut when a message arrives, and Done before it is
+// settled for good: once the broker knows, the next one may be anywhere.
+type Order struct {
+	items  []Item
+	rank   []int             // of each item within its key
+	length map[string]int    // items by key
+	next   map[string]int    // by key: the rank that must come
+	stamp  map[string]string // by key: the latest stamp that was handed out
+	found  []Violation
+	count  int
+}
+
+// keepViolations bounds what is kept in words; all are counted.
+const keepViolations = 20
+
+// NewOrder expects the items, in their order.
+func NewOrder(items []Item) *Order {
+	o := &Order{
+		items: items, rank: make([]int, len(items)),
+		length: map[string]int{}, next: map[string]int{}, stamp: map[string]string{},
+	}
+	for i, it := range items {
+		o.rank[i] = o.length[it.Key]
+		o.length[it.Key]++
+	}
+	return o
+}
+
+// HandedOut judges the arrival of item i with a key and body, first attempt or
+// later one.
+func (o *Order) HandedOut(i int, key, body string) {
+	it := o.items[i]
+	if it.Key != key || it.Body != body {
+		o.say("item %d arrived as %.80q of key %q, and was sent as %.80q of key %q", i+1, body, key, it.Body, it.Key)
+		return
+	}
+	if want := o.next[key]; o.rank[i] != want {
+		o.say("key %s: number %d arrived when number %d was due", key, o.rank[i]+1, want+1)
+	}
+	if it.Stamp < o.stamp[key] {
+		o.say("key %s: went back from %s to %s", key, o.stamp[key], it.Stamp)
+	}
+	o.stamp[key] = max(o.stamp[key], it.Stamp)
+}
+
+// Done says that item i is about to be acked or given up: the next one of its
+// key is due.
+func (o *Order) Done(i int) {
+	key := o.items[i].Key
+	o.next[key] = max(o.next[key], o.rank[i]+1)
+}
+
+// Undone takes Done back: the broker refused the settlement. If a later one of
+// the key arrived meanwhile, that was wrong already.
+func (o *Order) Undone(i int) {
+	key := o.items[i].Key
+	if o.next[key] == o.rank[i]+1 {
+		o.next[key] = o.rank[i]
+	}
+}
+
+// Missing counts the items that were never done.
+func (o *Order) Missing() (n int) {
+	for key, length := range o.length {
+		n += length - o.next[key]
+	}
+	return n
+}
+
+// Count is how often the order was broken.
+func (o *Order) Count() int { return o.count }
+
+// Violations has the first of them in words.
+func (o *Order) Violations() []Violation { return o.found }
+
+func (o *Order) say(format string, args ...any) {
+	o.count++
+	if len(o.found) < keepViolations {
+		o.found = append(o.found, Violation{"P3", fmt.Sprintf(format, args...)})
+	}
+}
