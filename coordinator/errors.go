@@ -1,0 +1,179 @@
+package coordinator
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/partition"
+)
+
+// Kind is what an error speaks of.
+type Kind string
+
+// The kinds of things that the map holds.
+const (
+	KindTopic  Kind = "topic"
+	KindGroup  Kind = "group"
+	KindMember Kind = "member"
+)
+
+// ErrNotFound is a name or id that stands for nothing.
+type ErrNotFound struct {
+	Kind  Kind
+	Name  string
+	Topic string // the topic of a group
+}
+
+// Error says what is missing and how to see what there is.
+func (e *ErrNotFound) Error() string {
+	switch e.Kind {
+	case KindGroup:
+		if e.Topic != "" {
+			return fmt.Sprintf("topic %s has no group %s; list its groups to see what there is, or create it", names.Quote(e.Topic), names.Quote(e.Name))
+		}
+	case KindMember:
+		return fmt.Sprintf("there is no member %s with a session; join first", names.Quote(e.Name))
+	case KindTopic:
+	}
+	return fmt.Sprintf("there is no %s %s; list them to see what there is, or create it", e.Kind, names.Quote(e.Name))
+}
+
+// ErrExists is a name that is taken by something with other settings.
+type ErrExists struct {
+	Kind    Kind
+	Name    string
+	Differs string // in words: what is different
+}
+
+// Error says what is different.
+func (e *ErrExists) Error() string {
+	return fmt.Sprintf("%s %s exists with other settings: %s; alter it, or choose another name", e.Kind, names.Quote(e.Name), e.Differs)
+}
+
+// ErrBusy is something that is on its way in or out. It passes.
+type ErrBusy struct {
+	Kind       Kind
+	Name       string
+	Phase      Phase
+	RetryAfter time.Duration
+}
+
+// Error says what is going on.
+func (e *ErrBusy) Error() string {
+	doing := "being created"
+	if e.Phase == Deleting {
+		doing = "being deleted"
+	}
+	return fmt.Sprintf("%s %s is %s; try again shortly", e.Kind, names.Quote(e.Name), doing)
+}
+
+func busy(kind Kind, name string, phase Phase) error {
+	return &ErrBusy{Kind: kind, Name: name, Phase: phase, RetryAfter: 200 * time.Millisecond}
+}
+
+// ErrConfirm is a deletion that was not confirmed by the name typed again.
+type ErrConfirm struct {
+	Kind  Kind
+	Name  string
+	Given string
+}
+
+// Error says what to type.
+func (e *ErrConfirm) Error() string {
+	if e.Given == "" {
+		return fmt.Sprintf("deleting %s %s cannot be undone; confirm it by giving the name again", e.Kind, names.Quote(e.Name))
+	}
+	return fmt.Sprintf("deleting %s %s cannot be undone; the name given again is %s, which is another", e.Kind, names.Quote(e.Name), names.Quote(e.Given))
+}
+
+// ErrLimit is one thing more than the cluster holds.
+type ErrLimit struct {
+	What  string // topics, partitions, groups of a topic, members of a group
+	Limit int
+}
+
+// Error gives the limit.
+func (e *ErrLimit) Error() string {
+	return fmt.Sprintf("there are %d %s already, which is the limit; delete some first", e.Limit, e.What)
+}
+
+// ErrSessionEnded is a session that is not, or no longer, the member's.
+type ErrSessionEnded struct {
+	Member  string
+	Session uint64
+	Now     uint64 // the member's present session; 0: none
+}
+
+// Error says what to do.
+func (e *ErrSessionEnded) Error() string {
+	if e.Now != 0 {
+		return fmt.Sprintf("session %d of member %s has ended, since the member joined again; if that was another process, give each a member name of its own", e.Session, names.Quote(e.Member))
+	}
+	return fmt.Sprintf("session %d of member %s has ended: it left or was not heard of in time; join again", e.Session, names.Quote(e.Member))
+}
+
+// ErrConflict is a change that others kept overtaking.
+type ErrConflict struct {
+	Kind Kind
+	Name string
+}
+
+// Error says what to do.
+func (e *ErrConflict) Error() string {
+	return fmt.Sprintf("%s %s is being changed by others at the same time; look at it and try again", e.Kind, names.Quote(e.Name))
+}
+
+// Fault is one setting that is wrong.
+type Fault struct {
+	Field string
+	Why   string
+}
+
+// ErrInvalid is settings that are wrong, with all their faults.
+type ErrInvalid struct{ Faults []Fault }
+
+// Error lists the faults.
+func (e *ErrInvalid) Error() string {
+	var b strings.Builder
+	for i, f := range e.Faults {
+		if i > 0 {
+			b.WriteString("; ")
+		}
+		b.WriteString(f.Field + ": " + f.Why)
+	}
+	return b.String()
+}
+
+// ErrNoCluster is a metadata log that was never named: Bootstrap comes first.
+type ErrNoCluster struct{}
+
+// Error says what is missing.
+func (e *ErrNoCluster) Error() string {
+	return "the metadata log has no cluster yet; bootstrap it first"
+}
+
+// ErrFormat is state or a command of the metadata log that this binary does not
+// understand. It is not the asker's error: the replica stops.
+type ErrFormat struct {
+	At   partition.Index // the entry, or 0 for a row
+	What string
+	Err  error
+}
+
+// Error says what to do.
+func (e *ErrFormat) Error() string {
+	s := "metadata"
+	if e.At != 0 {
+		s += fmt.Sprintf(" log entry %d", e.At)
+	}
+	s += ": " + e.What
+	if e.Err != nil {
+		s += ": " + e.Err.Error()
+	}
+	return s + "; it was written by a newer version or is damaged: start the version that wrote it, or restore the data folder from a copy"
+}
+
+// Unwrap gives the decoder's error.
+func (e *ErrFormat) Unwrap() error { return e.Err }

@@ -1,0 +1,167 @@
+package coordinator
+
+import (
+	"fmt"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/partition"
+	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
+)
+
+// rules is the version of what apply does with a command. Entries carry it, so
+// that brokers of two versions cannot make two states of one log.
+const rules = 1
+
+// result is what apply made of a command.
+type result struct {
+	topic    *Topic
+	group    *Group
+	member   *Member
+	existed  bool   // nothing new was made
+	replaced uint64 // the session that ended by a join
+	err      error  // a refusal; nothing changed
+}
+
+// machine is the state of the metadata log: pure, and the same on every replica
+// after the same entries. The map in it is replaced, never changed.
+type machine struct {
+	m      *Map
+	clock  partition.Millis // the greatest that an entry carried
+	next   counters
+	limits limits
+
+	at    partition.Index     // the entry being applied
+	draft bool                // m was copied for it
+	dirty map[rowKey]struct{} // rows that differ from the last checkpoint
+}
+
+// counters are the next of each kind of number that is never used twice.
+type counters struct {
+	topic     TopicID
+	partition partition.PartitionID
+	group     GroupID
+	session   uint64
+}
+
+func newMachine() *machine {
+	return &machine{
+		m:      &Map{},
+		next:   counters{topic: 1, partition: partition.Metadata + 1, group: 1, session: 1},
+		limits: theLimits,
+		dirty:  make(map[rowKey]struct{}),
+	}
+}
+
+// apply runs one command. The error is an *ErrFormat: the command is not to be
+// understood, and nothing may be applied any more.
+func (mc *machine) apply(at partition.Index, b []byte) (*result, error) {
+	var cmd storagev1.MetadataCommand
+	if err := proto.Unmarshal(b, &cmd); err != nil {
+		return nil, &ErrFormat{At: at, What: "a command that does not decode", Err: err}
+	}
+	if cmd.Rules == 0 || cmd.Rules > rules {
+		return nil, &ErrFormat{At: at, What: fmt.Sprintf("rules of version %d; this binary knows up to %d", cmd.Rules, rules)}
+	}
+	mc.at, mc.draft = at, false
+	mc.clock = max(mc.clock, partition.Millis(cmd.NowMs))
+	mc.touch(rowKey{kind: rowCluster})
+	if mc.m.Cluster.ID == "" {
+		if c, ok := cmd.Command.(*storagev1.MetadataCommand_Bootstrap); ok {
+			return mc.bootstrap(c.Bootstrap), nil
+		}
+	}
+	var r *result
+	switch c := cmd.Command.(type) {
+	case *storagev1.MetadataCommand_Bootstrap:
+		r = &result{existed: true}
+	case *storagev1.MetadataCommand_CreateTopic:
+		r = mc.createTopic(c.CreateTopic)
+	case *storagev1.MetadataCommand_FinishTopic:
+		r = mc.finishTopic(c.FinishTopic)
+	case *storagev1.MetadataCommand_AlterTopic:
+		r = mc.alterTopic(c.AlterTopic)
+	case *storagev1.MetadataCommand_DeleteTopic:
+		r = mc.deleteTopic(c.DeleteTopic)
+	case *storagev1.MetadataCommand_RemoveTopic:
+		r = mc.removeTopic(c.RemoveTopic)
+	case *storagev1.MetadataCommand_CreateGroup:
+		r = mc.createGroup(c.CreateGroup)
+	case *storagev1.MetadataCommand_AlterGroup:
+		r = mc.alterGroup(c.AlterGroup)
+	case *storagev1.MetadataCommand_PauseGroup:
+		r = mc.pauseGroup(c.PauseGroup)
+	case *storagev1.MetadataCommand_FinishGroup:
+		r = mc.finishGroup(c.FinishGroup)
+	case *storagev1.MetadataCommand_DeleteGroup:
+		r = mc.deleteGroup(c.DeleteGroup)
+	case *storagev1.MetadataCommand_RemoveGroup:
+		r = mc.removeGroup(c.RemoveGroup)
+	case *storagev1.MetadataCommand_Join:
+		r = mc.join(c.Join)
+	case *storagev1.MetadataCommand_Leave:
+		r = mc.leave(c.Leave)
+	case *storagev1.MetadataCommand_Expire:
+		r = mc.expire(c.Expire)
+	default:
+		return nil, &ErrFormat{At: at, What: "a command of an unknown kind"}
+	}
+	return r, nil
+}
+
+func refuse(err error) *result { return &result{err: err} }
+
+func (mc *machine) bootstrap(c *storagev1.Bootstrap) *result {
+	if c.GetClusterId() == "" {
+		return refuse(&ErrInvalid{Faults: []Fault{{"cluster_id", "it is empty"}}})
+	}
+	mc.edit().Cluster = Cluster{ID: c.ClusterId, TokenSecret: c.TokenSecret}
+	return &result{}
+}
+
+// edit is the map that this entry may write to: a copy, made once, of the map
+// that readers have.
+func (mc *machine) edit() *Map {
+	if !mc.draft {
+		m := *mc.m
+		m.Revision = uint64(mc.at)
+		mc.m, mc.draft = &m, true
+	}
+	return mc.m
+}
+
+func (mc *machine) touch(k rowKey) { mc.dirty[k] = struct{}{} }
+
+// putTopic puts a new value of a topic into the map and its row.
+func (mc *machine) putTopic(t *Topic) {
+	t.Revision = uint64(mc.at)
+	mc.hangTopic(t)
+	mc.touch(rowKey{kind: rowTopic, id: uint64(t.ID)})
+}
+
+// hangTopic puts a new value of a topic into the map. Its groups are no part of
+// its row.
+func (mc *machine) hangTopic(t *Topic) {
+	m := mc.edit()
+	m.topics = with(m.topics, t, topicName)
+	m.topicsByID = with(m.topicsByID, t, topicID)
+}
+
+// putGroup puts a new value of a group into the map and its row.
+func (mc *machine) putGroup(g *Group) {
+	m := mc.edit()
+	m.groupsByID = with(m.groupsByID, g, groupID)
+	t := *mc.topicOf(g)
+	t.groups = with(t.groups, g, groupName)
+	mc.hangTopic(&t)
+	mc.touch(rowKey{kind: rowGroup, id: uint64(g.ID)})
+}
+
+// topicOf is a group's topic: a group never outlives it.
+func (mc *machine) topicOf(g *Group) *Topic {
+	t, ok := mc.m.TopicByID(g.Topic)
+	if !ok {
+		panic(fmt.Sprintf("coordinator: group %v has no topic %v", g.ID, g.Topic))
+	}
+	return t
+}

@@ -1,0 +1,274 @@
+package coordinator
+
+import (
+	"fmt"
+	"slices"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/internal/names"
+	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+func (mc *machine) createGroup(c *storagev1.CreateGroup) *result {
+	if err := names.Group(c.GetName()); err != nil {
+		return refuse(err)
+	}
+	t, err := mc.topicFor(c.TopicId)
+	if err != nil {
+		return refuse(err)
+	}
+	if t.Phase != Ready {
+		return refuse(busy(KindTopic, t.Name, t.Phase))
+	}
+	policy, start := c.Policy, c.Start
+	if policy == nil {
+		policy = &strandmqv1.GroupPolicy{}
+	}
+	if start == nil {
+		start = &strandmqv1.StartPosition{At: &strandmqv1.StartPosition_Earliest{Earliest: true}}
+	}
+	if g, ok := t.FindGroup(c.Name); ok {
+		switch {
+		case g.Phase == Deleting:
+			return refuse(busy(KindGroup, g.Name, g.Phase))
+		case !proto.Equal(g.Policy, policy):
+			return refuse(&ErrExists{KindGroup, g.Name, policyDiffers(g.Policy, policy)})
+		}
+		return &result{topic: t, group: g, existed: true}
+	}
+	if len(t.groups) >= mc.limits.groups {
+		return refuse(&ErrLimit{"groups of a topic", mc.limits.groups})
+	}
+	g := &Group{
+		ID: mc.next.group, Topic: t.ID, Name: c.Name, Phase: Creating,
+		Policy: policy, Start: start, Created: mc.clock, Revision: 1,
+	}
+	mc.next.group++
+	mc.putGroup(g)
+	return &result{topic: mc.topicOf(g), group: g}
+}
+
+// policyDiffers names the first field in which two policies differ.
+func policyDiffers(have, want *strandmqv1.GroupPolicy) string {
+	h, w := have.ProtoReflect(), want.ProtoReflect()
+	fields := h.Descriptor().Fields()
+	for i := range fields.Len() {
+		f := fields.Get(i)
+		if hv, wv := h.Get(f), w.Get(f); h.Has(f) != w.Has(f) || !hv.Equal(wv) {
+			if e := f.Enum(); e != nil {
+				return fmt.Sprintf("its %s is %s, not %s", f.Name(), e.Values().ByNumber(hv.Enum()).Name(), e.Values().ByNumber(wv.Enum()).Name())
+			}
+			return fmt.Sprintf("its %s is %v, not %v", f.Name(), hv, wv)
+		}
+	}
+	return "its policy has other fields"
+}
+
+// groupFor finds the group of a command that needs neither it nor its topic to
+// be on its way out.
+func (mc *machine) groupFor(id uint64) (*Group, error) {
+	g, ok := mc.m.GroupByID(GroupID(id))
+	if !ok {
+		return nil, &ErrNotFound{Kind: KindGroup, Name: GroupID(id).String()}
+	}
+	if t := mc.topicOf(g); t.Phase == Deleting {
+		return nil, busy(KindTopic, t.Name, t.Phase)
+	}
+	if g.Phase == Deleting {
+		return nil, busy(KindGroup, g.Name, g.Phase)
+	}
+	return g, nil
+}
+
+func (mc *machine) alterGroup(c *storagev1.AlterGroup) *result {
+	g, err := mc.groupFor(c.GetGroupId())
+	switch {
+	case err != nil:
+		return refuse(err)
+	case g.Revision != c.Revision:
+		return refuse(&ErrConflict{KindGroup, g.Name})
+	case c.Policy == nil || proto.Equal(g.Policy, c.Policy):
+		return &result{group: g, existed: true}
+	}
+	next := *g
+	next.Policy = c.Policy
+	next.Revision++
+	mc.putGroup(&next)
+	return &result{group: &next}
+}
+
+func (mc *machine) pauseGroup(c *storagev1.PauseGroup) *result {
+	g, err := mc.groupFor(c.GetGroupId())
+	switch {
+	case err != nil:
+		return refuse(err)
+	case g.Paused == c.Paused:
+		return &result{group: g, existed: true}
+	}
+	next := *g
+	next.Paused = c.Paused
+	next.Revision++
+	mc.putGroup(&next)
+	return &result{group: &next}
+}
+
+func (mc *machine) finishGroup(c *storagev1.FinishGroup) *result {
+	g, err := mc.groupFor(c.GetGroupId())
+	if err != nil {
+		return refuse(err)
+	}
+	// Two changes may be under way at once and finish in any order.
+	logged := max(g.Logged, min(c.Revision, g.Revision))
+	if logged == g.Logged {
+		return &result{group: g, existed: true}
+	}
+	next := *g
+	next.Logged = logged
+	next.Phase = Ready
+	mc.putGroup(&next)
+	return &result{group: &next}
+}
+
+func (mc *machine) deleteGroup(c *storagev1.DeleteGroup) *result {
+	g, ok := mc.m.GroupByID(GroupID(c.GetGroupId()))
+	switch {
+	case !ok:
+		return refuse(&ErrNotFound{Kind: KindGroup, Name: GroupID(c.GetGroupId()).String()})
+	case g.Phase == Deleting:
+		return &result{group: g, existed: true}
+	}
+	next := *g
+	next.Phase = Deleting
+	mc.setMembers(&next, nil)
+	return &result{group: &next}
+}
+
+func (mc *machine) removeGroup(c *storagev1.RemoveGroup) *result {
+	g, ok := mc.m.GroupByID(GroupID(c.GetGroupId()))
+	switch {
+	case !ok:
+		return &result{existed: true}
+	case g.Phase != Deleting:
+		return refuse(&ErrInvalid{Faults: []Fault{{"group_id", fmt.Sprintf("group %s is %v; delete it before it is removed", names.Quote(g.Name), g.Phase)}}})
+	}
+	m := mc.edit()
+	m.groupsByID = without(m.groupsByID, g.ID, groupID)
+	t := *mc.topicOf(g)
+	t.groups = without(t.groups, g.Name, groupName)
+	mc.hangTopic(&t)
+	mc.touch(rowKey{kind: rowGroup, id: uint64(g.ID)})
+	return &result{group: g}
+}
+
+func (mc *machine) join(c *storagev1.Join) *result {
+	g, err := mc.groupFor(c.GetGroupId())
+	switch {
+	case err != nil:
+		return refuse(err)
+	case g.Phase != Ready:
+		return refuse(busy(KindGroup, g.Name, g.Phase))
+	}
+	if err := names.Member(c.Member); err != nil {
+		return refuse(err)
+	}
+	old, ok := g.Member(c.Member)
+	switch {
+	case ok && c.Keep:
+		return &result{topic: mc.topicOf(g), group: g, member: old, existed: true}
+	case !ok && len(g.Members) >= mc.limits.members:
+		return refuse(&ErrLimit{"members of a group", mc.limits.members})
+	}
+	// A member that comes back under its name finds its shares as they were.
+	mb := &Member{Name: c.Member, Session: mc.next.session, Joined: mc.clock}
+	mc.next.session++
+	r := &result{}
+	if ok {
+		mb.Shares = old.Shares
+		r.replaced = old.Session
+	}
+	next := *g
+	mc.setMembers(&next, with(g.Members, mb, memberName))
+	r.topic, r.group = mc.topicOf(&next), &next
+	r.member, _ = next.Member(c.Member)
+	return r
+}
+
+func (mc *machine) leave(c *storagev1.Leave) *result {
+	g, ok := mc.m.GroupByID(GroupID(c.GetGroupId()))
+	if !ok {
+		return refuse(&ErrNotFound{Kind: KindGroup, Name: GroupID(c.GetGroupId()).String()})
+	}
+	if _, err := g.Session(c.Member, c.Session); err != nil {
+		return refuse(err)
+	}
+	next := *g
+	mc.setMembers(&next, without(g.Members, c.Member, memberName))
+	return &result{group: &next}
+}
+
+// expire ends each named session that still is its member's. Silence is all
+// that the proposer knew, and it may be old: the member may have joined again,
+// left, or lost its group since.
+func (mc *machine) expire(c *storagev1.Expire) *result {
+	ended := make(map[GroupID][]string)
+	var order []GroupID // the order of the command, the same everywhere
+	for _, s := range c.GetSessions() {
+		id := GroupID(s.GetGroupId())
+		g, ok := mc.m.GroupByID(id)
+		if !ok {
+			continue
+		}
+		if _, err := g.Session(s.GetMember(), s.GetSession()); err != nil {
+			continue
+		}
+		if ended[id] == nil {
+			order = append(order, id)
+		}
+		ended[id] = append(ended[id], s.Member)
+	}
+	for _, id := range order {
+		g, _ := mc.m.GroupByID(id)
+		members := g.Members
+		for _, name := range ended[id] {
+			members = without(members, name, memberName)
+		}
+		next := *g
+		mc.setMembers(&next, members)
+	}
+	return &result{}
+}
+
+// setMembers gives g, a new value of a group, its members, assigns the
+// partitions anew, and puts the group into the map.
+func (mc *machine) setMembers(g *Group, members []*Member) {
+	before := g.Members
+	held := make([][]Share, len(members))
+	for i, m := range members {
+		held[i] = m.Shares
+	}
+	g.Members = make([]*Member, len(members))
+	for i, shares := range assign(len(mc.topicOf(g).Partitions), held) {
+		m := members[i]
+		if !slices.Equal(m.Shares, shares) {
+			next := *m
+			next.Shares = shares
+			m = &next
+		}
+		g.Members[i] = m
+	}
+	for _, m := range before {
+		if now, ok := g.Member(m.Name); !ok || now != m {
+			mc.touch(rowKey{kind: rowMember, id: uint64(g.ID), member: m.Name})
+		}
+	}
+	for _, m := range g.Members {
+		if old, ok := find(before, m.Name, memberName); !ok || old != m {
+			mc.touch(rowKey{kind: rowMember, id: uint64(g.ID), member: m.Name})
+		}
+	}
+	g.Generation++
+	mc.edit().sessions += len(g.Members) - len(before)
+	mc.putGroup(g)
+}

@@ -1,0 +1,155 @@
+package coordinator
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/strandmq/strandmq/internal/keyspace"
+	"github.com/strandmq/strandmq/internal/names"
+	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
+)
+
+func (mc *machine) createTopic(c *storagev1.CreateTopic) *result {
+	if err := names.Topic(c.GetName()); err != nil {
+		return refuse(err)
+	}
+	cfg, err := DefaultTopicConfig().With(c.Config)
+	if err != nil {
+		return refuse(err)
+	}
+	n := int(c.Partitions)
+	if n < 1 || n > mc.limits.topicPartitions {
+		return refuse(&ErrInvalid{Faults: []Fault{{"partitions", fmt.Sprintf("use 1 to %d", mc.limits.topicPartitions)}}})
+	}
+	if t, ok := mc.m.FindTopic(c.Name); ok {
+		switch {
+		case t.Phase == Deleting:
+			return refuse(busy(KindTopic, t.Name, t.Phase))
+		case len(t.Partitions) != n:
+			return refuse(&ErrExists{KindTopic, t.Name, fmt.Sprintf("it has %d partitions, not %d", len(t.Partitions), n)})
+		case t.Config != cfg:
+			return refuse(&ErrExists{KindTopic, t.Name, differs(t.Config, cfg)})
+		}
+		return &result{topic: t, existed: true}
+	}
+	switch {
+	case len(mc.m.topics) >= mc.limits.topics:
+		return refuse(&ErrLimit{"topics", mc.limits.topics})
+	case mc.m.partitions+n > mc.limits.partitions:
+		return refuse(&ErrLimit{"partitions", mc.limits.partitions})
+	}
+	t := &Topic{
+		ID: mc.next.topic, Name: c.Name, Phase: Creating, Seed: c.Seed, Config: cfg, Created: mc.clock,
+		Partitions: make([]Partition, n),
+	}
+	mc.next.topic++
+	for i, r := range keyspace.Ranges(n) {
+		t.Partitions[i] = Partition{ID: mc.next.partition, Range: r}
+		mc.next.partition++
+	}
+	mc.edit().partitions += n
+	mc.putTopic(t)
+	return &result{topic: t}
+}
+
+// differs names the settings in which two configs differ.
+func differs(have, want TopicConfig) string {
+	for _, f := range []struct {
+		name       string
+		have, want int64
+	}{
+		{"retention_ms", int64(have.Retention), int64(want.Retention)},
+		{"retention_bytes", have.RetentionBytes, want.RetentionBytes},
+		{"max_body_bytes", have.MaxBody, want.MaxBody},
+	} {
+		if f.have != f.want {
+			return fmt.Sprintf("its %s is %d, not %d", f.name, f.have, f.want)
+		}
+	}
+	return "none"
+}
+
+// topicFor finds the topic of a command that needs it not to be on its way out.
+func (mc *machine) topicFor(id uint64) (*Topic, error) {
+	t, ok := mc.m.TopicByID(TopicID(id))
+	switch {
+	case !ok:
+		return nil, &ErrNotFound{Kind: KindTopic, Name: TopicID(id).String()}
+	case t.Phase == Deleting:
+		return nil, busy(KindTopic, t.Name, t.Phase)
+	}
+	return t, nil
+}
+
+func (mc *machine) finishTopic(c *storagev1.FinishTopic) *result {
+	t, err := mc.topicFor(c.GetTopicId())
+	if err != nil {
+		return refuse(err)
+	}
+	if t.Phase == Ready {
+		return &result{topic: t, existed: true}
+	}
+	next := *t
+	next.Phase = Ready
+	mc.putTopic(&next)
+	return &result{topic: &next}
+}
+
+func (mc *machine) alterTopic(c *storagev1.AlterTopic) *result {
+	t, err := mc.topicFor(c.GetTopicId())
+	if err != nil {
+		return refuse(err)
+	}
+	cfg, err := t.Config.With(c.Config)
+	if err != nil {
+		return refuse(err)
+	}
+	if cfg == t.Config {
+		return &result{topic: t, existed: true}
+	}
+	next := *t
+	next.Config = cfg
+	mc.putTopic(&next)
+	return &result{topic: &next}
+}
+
+func (mc *machine) deleteTopic(c *storagev1.DeleteTopic) *result {
+	t, ok := mc.m.TopicByID(TopicID(c.GetTopicId()))
+	switch {
+	case !ok:
+		return refuse(&ErrNotFound{Kind: KindTopic, Name: TopicID(c.GetTopicId()).String()})
+	case t.Phase == Deleting:
+		return &result{topic: t, existed: true}
+	}
+	for _, g := range t.groups {
+		if len(g.Members) > 0 {
+			next := *g
+			mc.setMembers(&next, nil)
+		}
+	}
+	next, _ := mc.m.TopicByID(t.ID)
+	gone := *next
+	gone.Phase = Deleting
+	mc.putTopic(&gone)
+	return &result{topic: &gone}
+}
+
+func (mc *machine) removeTopic(c *storagev1.RemoveTopic) *result {
+	t, ok := mc.m.TopicByID(TopicID(c.GetTopicId()))
+	switch {
+	case !ok:
+		return &result{existed: true}
+	case t.Phase != Deleting:
+		return refuse(&ErrInvalid{Faults: []Fault{{"topic_id", fmt.Sprintf("topic %s is %v; delete it before it is removed", names.Quote(t.Name), t.Phase)}}})
+	}
+	m := mc.edit()
+	for _, g := range t.groups {
+		mc.touch(rowKey{kind: rowGroup, id: uint64(g.ID)})
+	}
+	m.groupsByID = slices.DeleteFunc(slices.Clone(m.groupsByID), func(g *Group) bool { return g.Topic == t.ID })
+	m.topics = without(m.topics, t.Name, topicName)
+	m.topicsByID = without(m.topicsByID, t.ID, topicID)
+	m.partitions -= len(t.Partitions)
+	mc.touch(rowKey{kind: rowTopic, id: uint64(t.ID)})
+	return &result{topic: t}
+}

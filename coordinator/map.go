@@ -1,0 +1,326 @@
+package coordinator
+
+import (
+	"cmp"
+	"iter"
+	"slices"
+	"strconv"
+
+	"github.com/strandmq/strandmq/internal/keyspace"
+	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// TopicID names a topic for all time; a later topic of the same name has
+// another.
+type TopicID uint64
+
+// String prints the id as t1.
+func (t TopicID) String() string { return "t" + strconv.FormatUint(uint64(t), 10) }
+
+// GroupID names a group for all time.
+type GroupID uint64
+
+// String prints the id as g1.
+func (g GroupID) String() string { return "g" + strconv.FormatUint(uint64(g), 10) }
+
+// Phase is how far a topic or group has come. Both are created and deleted in
+// two entries, with the partitions' part in between; what a crash leaves half
+// done is in Map.Unfinished and is done again from the start.
+//
+//	create ──► Creating ──finish──► Ready ──delete──► Deleting ──remove──► gone
+//	              └────────────────delete────────────────▲
+type Phase uint8
+
+// The phases.
+const (
+	Creating Phase = iota + 1 // the partitions may not all have done their part
+	Ready                     // in use
+	Deleting                  // the name is still taken
+)
+
+// String prints the phase in lower case.
+func (p Phase) String() string {
+	switch p {
+	case Creating:
+		return "creating"
+	case Ready:
+		return "ready"
+	case Deleting:
+		return "deleting"
+	}
+	return "phase-" + strconv.Itoa(int(p))
+}
+
+// Map is the cluster's metadata at one place of the metadata log. It and all
+// that hangs on it is immutable, messages of policies and start positions
+// included, and safe for concurrent use.
+type Map struct {
+	Revision uint64 // log index of the last entry that changed the map
+	Cluster  Cluster
+
+	topics     []*Topic // by name
+	topicsByID []*Topic
+	groupsByID []*Group
+	partitions int // of all topics
+	sessions   int // of all groups
+}
+
+// Cluster is what all nodes have in common.
+type Cluster struct {
+	ID          string // empty before Bootstrap
+	TokenSecret uint64 // delivery tokens are tagged with it
+}
+
+// Topic is a topic at one moment.
+type Topic struct {
+	ID         TopicID
+	Name       string
+	Phase      Phase
+	Seed       uint64      // of the key hash
+	Partitions []Partition // in order; a partition's number is its place
+	Config     TopicConfig
+	Created    partition.Millis
+	Revision   uint64 // log index of its last change, for routing tables; its groups do not count
+
+	groups []*Group // by name
+}
+
+// Partition is one partition of a topic and the hashes that it owns.
+type Partition struct {
+	ID    partition.PartitionID
+	Range keyspace.Range
+}
+
+// Group is a group at one moment.
+type Group struct {
+	ID      GroupID
+	Topic   TopicID
+	Name    string
+	Phase   Phase
+	Policy  *strandmqv1.GroupPolicy // all filled in
+	Paused  bool
+	Start   *strandmqv1.StartPosition // where the group starts in a partition that has not logged it yet
+	Created partition.Millis
+	// Revision counts the changes of Policy and Paused, from 1; Logged is the
+	// last revision that every partition has logged. Between the two a change
+	// is on its way.
+	Revision, Logged uint64
+	// Generation counts the changes of members and assignment.
+	Generation uint64
+	Members    []*Member // by name
+}
+
+// Member is a member with a session.
+type Member struct {
+	Name    string
+	Session uint64 // never used again, greater than all earlier ones
+	Joined  partition.Millis
+	Shares  []Share // by partition
+}
+
+// Share is a partition, or a share of its keys, given to a member.
+type Share struct {
+	Partition uint32 // the partition's number in the topic
+	Share     uint32 // number Share
+	Shares    uint32 // of Shares; 0 of 1 is all keys
+}
+
+// Topics gives all topics by name, in every phase.
+func (m *Map) Topics() iter.Seq[*Topic] { return slices.Values(m.topics) }
+
+// Groups gives all groups by id, in every phase.
+func (m *Map) Groups() iter.Seq[*Group] { return slices.Values(m.groupsByID) }
+
+// Topic finds a topic that is in use. The error is an *ErrNotFound or, while it
+// is on its way in or out, an *ErrBusy.
+func (m *Map) Topic(name string) (*Topic, error) {
+	t, ok := m.FindTopic(name)
+	switch {
+	case !ok:
+		return nil, &ErrNotFound{Kind: KindTopic, Name: name}
+	case t.Phase != Ready:
+		return nil, busy(KindTopic, name, t.Phase)
+	}
+	return t, nil
+}
+
+// Group finds a group that is in use, with its topic. The error is an
+// *ErrNotFound or, while either is on its way in or out, an *ErrBusy.
+func (m *Map) Group(topic, name string) (*Topic, *Group, error) {
+	t, err := m.Topic(topic)
+	if err != nil {
+		return nil, nil, err
+	}
+	g, ok := t.FindGroup(name)
+	switch {
+	case !ok:
+		return nil, nil, &ErrNotFound{Kind: KindGroup, Name: name, Topic: topic}
+	case g.Phase != Ready:
+		return nil, nil, busy(KindGroup, name, g.Phase)
+	}
+	return t, g, nil
+}
+
+// FindTopic finds a topic in any phase.
+func (m *Map) FindTopic(name string) (*Topic, bool) { return find(m.topics, name, topicName) }
+
+// TopicByID finds a topic in any phase.
+func (m *Map) TopicByID(id TopicID) (*Topic, bool) { return find(m.topicsByID, id, topicID) }
+
+// GroupByID finds a group in any phase.
+func (m *Map) GroupByID(id GroupID) (*Group, bool) { return find(m.groupsByID, id, groupID) }
+
+// Place is a partition's place in its topic.
+type Place struct {
+	Topic  *Topic
+	Number int
+}
+
+// Partitions gives the place of every partition that some topic has, in every
+// phase. It is built anew by each call; a partition that a host holds and this
+// map does not have belongs to nothing and can be dropped.
+func (m *Map) Partitions() map[partition.PartitionID]Place {
+	out := make(map[partition.PartitionID]Place, m.partitions)
+	for _, t := range m.topics {
+		for i, p := range t.Partitions {
+			out[p.ID] = Place{Topic: t, Number: i}
+		}
+	}
+	return out
+}
+
+// Unfinished is what was begun and not seen to its end.
+type Unfinished struct {
+	// Topics are Creating (create every partition, then FinishTopic) or
+	// Deleting (drop every partition, then RemoveTopic).
+	Topics []*Topic
+	// Groups of topics in use are Creating or have Logged < Revision (give
+	// every partition the group's policy and pause, then FinishGroup), or are
+	// Deleting (delete the group in every partition, then RemoveGroup).
+	Groups []*Group
+}
+
+// Unfinished lists what a crash, or a call that was given up, left half done.
+// Each step is idempotent: whoever finds it does it again from the start.
+func (m *Map) Unfinished() Unfinished {
+	var u Unfinished
+	for _, t := range m.topics {
+		if t.Phase != Ready {
+			u.Topics = append(u.Topics, t)
+			continue // its groups go with it, or cannot exist yet
+		}
+		for _, g := range t.groups {
+			if g.Phase != Ready || g.Logged < g.Revision {
+				u.Groups = append(u.Groups, g)
+			}
+		}
+	}
+	return u
+}
+
+// Groups gives the topic's groups by name, in every phase.
+func (t *Topic) Groups() iter.Seq[*Group] { return slices.Values(t.groups) }
+
+// FindGroup finds a group of the topic in any phase.
+func (t *Topic) FindGroup(name string) (*Group, bool) { return find(t.groups, name, groupName) }
+
+// Member finds a member with a session.
+func (g *Group) Member(name string) (*Member, bool) { return find(g.Members, name, memberName) }
+
+// Session finds the member by its session. The error is an *ErrSessionEnded.
+func (g *Group) Session(member string, session uint64) (*Member, error) {
+	m, ok := g.Member(member)
+	switch {
+	case !ok:
+		return nil, &ErrSessionEnded{Member: member, Session: session}
+	case m.Session != session:
+		return nil, &ErrSessionEnded{Member: member, Session: session, Now: m.Session}
+	}
+	return m, nil
+}
+
+// Session is one member's session.
+type Session struct {
+	Topic  TopicID
+	Group  GroupID
+	Member string
+	Number uint64
+}
+
+// Sessions gives every session, by group and member.
+func (m *Map) Sessions() iter.Seq[Session] {
+	return func(yield func(Session) bool) {
+		for _, g := range m.groupsByID {
+			for _, mb := range g.Members {
+				if !yield(Session{Topic: g.Topic, Group: g.ID, Member: mb.Name, Number: mb.Session}) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// EndedSessions lists the sessions that before has and after does not, by group
+// and member: those that left, that expired, that another session of the same
+// member replaced, and those of groups that are going or gone.
+func EndedSessions(before, after *Map) []Session {
+	var out []Session
+	for _, g := range before.groupsByID {
+		now, ok := after.GroupByID(g.ID)
+		if ok && now.Generation == g.Generation {
+			continue
+		}
+		for _, m := range g.Members {
+			if ok {
+				if n, still := now.Member(m.Name); still && n.Session == m.Session {
+					continue
+				}
+			}
+			out = append(out, Session{Topic: g.Topic, Group: g.ID, Member: m.Name, Number: m.Session})
+		}
+	}
+	return out
+}
+
+// The keys that the map's slices are sorted by.
+func topicName(t *Topic) string   { return t.Name }
+func topicID(t *Topic) TopicID    { return t.ID }
+func groupName(g *Group) string   { return g.Name }
+func groupID(g *Group) GroupID    { return g.ID }
+func memberName(m *Member) string { return m.Name }
+
+// find looks key up in a slice sorted by it.
+func find[T any, K cmp.Ordered](s []*T, key K, of func(*T) K) (*T, bool) {
+	i, ok := search(s, key, of)
+	if !ok {
+		return nil, false
+	}
+	return s[i], true
+}
+
+func search[T any, K cmp.Ordered](s []*T, key K, of func(*T) K) (int, bool) {
+	return slices.BinarySearchFunc(s, key, func(t *T, k K) int { return cmp.Compare(of(t), k) })
+}
+
+// with is s with t in its place, instead of what had the same key. s, which
+// older maps share, is not touched.
+func with[T any, K cmp.Ordered](s []*T, t *T, of func(*T) K) []*T {
+	i, ok := search(s, of(t), of)
+	out := make([]*T, 0, len(s)+1)
+	out = append(append(out, s[:i]...), t)
+	if ok {
+		i++
+	}
+	return append(out, s[i:]...)
+}
+
+// without is s without what has key. s is not touched.
+func without[T any, K cmp.Ordered](s []*T, key K, of func(*T) K) []*T {
+	i, ok := search(s, key, of)
+	if !ok {
+		return s
+	}
+	out := make([]*T, 0, len(s)-1)
+	return append(append(out, s[:i]...), s[i+1:]...)
+}

@@ -1,0 +1,156 @@
+package coordinator
+
+import (
+	"context"
+	"sync"
+
+	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/partition"
+	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
+)
+
+// Joined is what became of a join.
+type Joined struct {
+	Topic   *Topic
+	Group   *Group
+	Member  *Member // with session and shares
+	Opened  bool    // the session is new
+	Expired uint64  // the member's earlier session, which ended by this; 0: there was none
+}
+
+// Join opens a session for a member. An earlier session of the same name ends;
+// its number is in the answer, and its deliveries should be made to lapse.
+// Errors: *names.Error, *ErrNotFound, *ErrBusy, *ErrLimit.
+func (c *Coordinator) Join(ctx context.Context, topic, group, member string) (Joined, error) {
+	return c.join(ctx, topic, group, member, false)
+}
+
+// Open is Join for callers that do not care for sessions: it answers the
+// member's open session where there is one.
+func (c *Coordinator) Open(ctx context.Context, topic, group, member string) (Joined, error) {
+	if t, g, err := c.View().Group(topic, group); err == nil {
+		if m, ok := g.Member(member); ok {
+			c.hear(m.Session)
+			return Joined{Topic: t, Group: g, Member: m}, nil
+		}
+	}
+	return c.join(ctx, topic, group, member, true)
+}
+
+func (c *Coordinator) join(ctx context.Context, topic, group, member string, keep bool) (Joined, error) {
+	if err := names.Member(member); err != nil {
+		return Joined{}, err
+	}
+	_, g, err := c.View().Group(topic, group)
+	if err != nil {
+		return Joined{}, err
+	}
+	r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Join{Join: &storagev1.Join{
+		GroupId: uint64(g.ID), Member: member, Keep: keep,
+	}}})
+	if err != nil {
+		return Joined{}, err
+	}
+	c.hear(r.member.Session)
+	return Joined{Topic: r.topic, Group: r.group, Member: r.member, Opened: !r.existed, Expired: r.replaced}, nil
+}
+
+// Heartbeat keeps a session alive and returns its member as it is now. It costs
+// next to nothing: of many calls only a few reach the log's leader. Errors:
+// *ErrNotFound, *ErrSessionEnded.
+func (c *Coordinator) Heartbeat(group GroupID, member string, session uint64) (*Member, error) {
+	g, ok := c.View().GroupByID(group)
+	if !ok {
+		return nil, &ErrNotFound{Kind: KindGroup, Name: group.String()}
+	}
+	m, err := g.Session(member, session)
+	if err != nil {
+		return nil, err
+	}
+	c.hear(session)
+	return m, nil
+}
+
+// Leave closes a session; its shares go to others. A session that has ended is
+// an *ErrSessionEnded. To have its deliveries released, not charged, tell the
+// partitions first: whoever watches the map takes sessions that ended for lost.
+func (c *Coordinator) Leave(ctx context.Context, group GroupID, member string, session uint64) error {
+	if g, ok := c.View().GroupByID(group); !ok {
+		return &ErrNotFound{Kind: KindGroup, Name: group.String()}
+	} else if _, err := g.Session(member, session); err != nil {
+		return err
+	}
+	_, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Leave{Leave: &storagev1.Leave{
+		GroupId: uint64(group), Member: member, Session: session,
+	}}})
+	return err
+}
+
+// LastHeard is when a session was last heard of on this node, 0 if never.
+func (c *Coordinator) LastHeard(session uint64) partition.Millis {
+	return c.ear.last(session)
+}
+
+// hear notes a sign of life and, now and then, passes it on.
+func (c *Coordinator) hear(session uint64) {
+	if c.ear.hear(session, c.app.cfg.Now(), c.View) {
+		// A refusal means that the log is not led or not open here; the session
+		// is then safe until somebody leads, who grants it a full timeout.
+		_ = c.host.Post(partition.Metadata, heard{session})
+	}
+}
+
+// ear thins out signs of life: every Receive and Settle is one, and the log's
+// owner should see one per session and tenth of the timeout.
+type ear struct {
+	every partition.Millis
+
+	mu    sync.Mutex
+	heard map[uint64]*[2]partition.Millis // guarded by mu: session → last heard, last passed on
+}
+
+func newEar(timeout partition.Millis) *ear {
+	return &ear{every: timeout / 10, heard: make(map[uint64]*[2]partition.Millis)}
+}
+
+// hear tells whether this sign of life is to be passed on.
+func (e *ear) hear(session uint64, now partition.Millis, view func() *Map) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	h, ok := e.heard[session]
+	if !ok {
+		if m := view(); len(e.heard) > 2*m.sessions+100 {
+			e.forget(m)
+		}
+		h = &[2]partition.Millis{}
+		e.heard[session] = h
+	}
+	h[0] = now
+	// A clock that stepped back must not silence a session.
+	if ok && now >= h[1] && now-h[1] < e.every {
+		return false
+	}
+	h[1] = now
+	return true
+}
+
+// forget drops the sessions that the map does not have, so that the table
+// follows the map's size. mu is held.
+func (e *ear) forget(m *Map) {
+	live := make(map[uint64]*[2]partition.Millis, m.sessions)
+	for s := range m.Sessions() {
+		if h, ok := e.heard[s.Number]; ok {
+			live[s.Number] = h
+		}
+	}
+	e.heard = live
+}
+
+func (e *ear) last(session uint64) partition.Millis {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if h, ok := e.heard[session]; ok {
+		return h[0]
+	}
+	return 0
+}
