@@ -1,0 +1,110 @@
+package logstore
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Config says where a store is and what it may use. Zero values are defaults.
+type Config struct {
+	// Dir is the store's folder. It is made if it does not exist.
+	Dir string
+	// FS is the file system; nil is the operating system's, where files are
+	// made with mode 0600 and folders with 0700.
+	FS vfs.FS
+	// ClusterID is written into a new store and compared with that of an
+	// existing one; empty compares nothing.
+	ClusterID string
+	// MustExist refuses to make a new store: for a node that is known to have
+	// had one, an empty folder is a lost disk and not a fresh start.
+	MustExist bool
+	// ReadOnly opens without writing anything.
+	ReadOnly bool
+
+	// CacheBytes is the memory for blocks read from tables. Default 64 MiB;
+	// at least 1 MiB.
+	CacheBytes int64
+	// MemTableBytes is the memory of one table not yet on disk; up to four
+	// exist at a time, and each has a log file of about its size that a
+	// restart replays. Default 64 MiB; 256 KiB to 1 GiB. Larger ones were
+	// slower; small ones rotate log files so often that fsync gets dearer.
+	MemTableBytes int64
+	// MinSyncInterval is the shortest time between two fsyncs of the log.
+	// It trades latency of single writes for fewer fsyncs. Default 500 µs,
+	// negative for none, at most 1 s.
+	MinSyncInterval time.Duration
+	// WitnessInterval is how soon after a synced batch the witness knows of
+	// it. Damage to the newest log within that time cannot be told from a
+	// power cut. Default 50 ms, at most 10 s.
+	WitnessInterval time.Duration
+	// DeleteDelay is how long deleted ranges may stay on disk at least before
+	// their space is given back. Default 5 s, negative for never, at most 1 h.
+	DeleteDelay time.Duration
+
+	// Logger takes what is worth knowing; nil drops it.
+	Logger *slog.Logger
+	// OnFault is called from a goroutine of the store: at most once with
+	// Stopped, and once for each damaged file found. It must not call Close.
+	OnFault func(Fault)
+
+	// unsynced makes commits return without any fsync. It exists to prove that
+	// the tests of durability notice.
+	unsynced bool
+}
+
+// Validate lists every fault of the configuration at once.
+func (c Config) Validate() error {
+	var errs []error
+	bad := func(format string, args ...any) { errs = append(errs, fmt.Errorf("logstore: "+format, args...)) }
+	if c.Dir == "" {
+		bad("Dir is empty: name a folder")
+	}
+	if len(c.ClusterID) > 256 {
+		bad("ClusterID has %d bytes, at most 256", len(c.ClusterID))
+	}
+	if c.CacheBytes != 0 && c.CacheBytes < 1<<20 {
+		bad("CacheBytes is %d, at least %d", c.CacheBytes, 1<<20)
+	}
+	if c.MemTableBytes != 0 && (c.MemTableBytes < 256<<10 || c.MemTableBytes > 1<<30) {
+		bad("MemTableBytes is %d, want %d to %d", c.MemTableBytes, 256<<10, 1<<30)
+	}
+	if c.MinSyncInterval > time.Second {
+		bad("MinSyncInterval is %v, at most 1s", c.MinSyncInterval)
+	}
+	if c.WitnessInterval < 0 || c.WitnessInterval > 10*time.Second {
+		bad("WitnessInterval is %v, want 0 to 10s", c.WitnessInterval)
+	}
+	if c.DeleteDelay > time.Hour {
+		bad("DeleteDelay is %v, at most 1h", c.DeleteDelay)
+	}
+	return errors.Join(errs...)
+}
+
+func (c Config) withDefaults() Config {
+	if c.FS == nil {
+		c.FS = vfs.Default
+	}
+	if c.CacheBytes == 0 {
+		c.CacheBytes = 64 << 20
+	}
+	if c.MemTableBytes == 0 {
+		c.MemTableBytes = 64 << 20
+	}
+	if c.MinSyncInterval == 0 {
+		c.MinSyncInterval = 500 * time.Microsecond
+	}
+	if c.WitnessInterval == 0 {
+		c.WitnessInterval = 50 * time.Millisecond
+	}
+	if c.DeleteDelay == 0 {
+		c.DeleteDelay = 5 * time.Second
+	}
+	if c.Logger == nil {
+		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	return c
+}

@@ -1,0 +1,234 @@
+package logstore
+
+import (
+	"io"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// guardFS stands between Pebble and the disk and makes the first failed write
+// the last one. When a write, fsync, create or rename fails, it reports the
+// failure and from then on changes nothing on disk: what is there is what a
+// power cut at that moment would have left, and recovery from that is tested.
+//
+// To Pebble it pretends that all went well. That is deliberate. Told the truth,
+// Pebble retries (a second fsync after a failed one may succeed although the
+// data is gone), loops, waits for a flush that cannot end, or panics in a
+// goroutine that is not ours. The callers of this package get the truth from
+// the store, which looks at its own failure before it answers anything.
+type guardFS struct {
+	vfs.FS
+	failed atomic.Bool
+	report func(op, path string, err error) // called at least once
+	syncs  *syncStats
+}
+
+func (g *guardFS) fault(op, path string, err error) {
+	// The report comes first: whoever sees failed, and lets an fsync pass that
+	// did not happen, must find the failure on record.
+	g.report(op, path, err)
+	g.failed.Store(true)
+}
+
+func (g *guardFS) Unwrap() vfs.FS { return g.FS }
+
+func (g *guardFS) wrap(f vfs.File, path string) vfs.File {
+	w := &guardFile{File: f, g: g, path: path}
+	if strings.HasSuffix(path, ".log") {
+		w.syncs = g.syncs
+	}
+	// Only the operating system's files have a descriptor.
+	if fd := f.Fd(); fd != vfs.InvalidFd {
+		_ = restrict(fd)
+	}
+	return w
+}
+
+func (g *guardFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if g.failed.Load() {
+		return &lostFile{name: name}, nil
+	}
+	f, err := g.FS.Create(name, c)
+	if err != nil {
+		g.fault("create", name, err)
+		return &lostFile{name: name}, nil
+	}
+	return g.wrap(f, name), nil
+}
+
+func (g *guardFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	if g.failed.Load() {
+		return &lostFile{name: name}, nil
+	}
+	f, err := g.FS.OpenReadWrite(name, c, opts...)
+	if err != nil {
+		g.fault("open", name, err)
+		return &lostFile{name: name}, nil
+	}
+	return g.wrap(f, name), nil
+}
+
+func (g *guardFS) ReuseForWrite(oldname, newname string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if g.failed.Load() {
+		return &lostFile{name: newname}, nil
+	}
+	f, err := g.FS.ReuseForWrite(oldname, newname, c)
+	if err != nil {
+		g.fault("reuse", newname, err)
+		return &lostFile{name: newname}, nil
+	}
+	return g.wrap(f, newname), nil
+}
+
+func (g *guardFS) Link(oldname, newname string) error {
+	return g.change("link", newname, func() error { return g.FS.Link(oldname, newname) })
+}
+
+func (g *guardFS) Rename(oldname, newname string) error {
+	return g.change("rename", newname, func() error { return g.FS.Rename(oldname, newname) })
+}
+
+func (g *guardFS) MkdirAll(dir string, perm os.FileMode) error {
+	return g.change("mkdir", dir, func() error { return g.FS.MkdirAll(dir, perm&0o700) })
+}
+
+func (g *guardFS) change(op, path string, do func() error) error {
+	if g.failed.Load() {
+		return nil
+	}
+	if err := do(); err != nil {
+		g.fault(op, path, err)
+	}
+	return nil
+}
+
+// A file that is not removed takes room and does no harm, so failing to remove
+// one is no reason to stop.
+func (g *guardFS) Remove(name string) error {
+	if g.failed.Load() {
+		return nil
+	}
+	return g.FS.Remove(name)
+}
+
+func (g *guardFS) RemoveAll(name string) error {
+	if g.failed.Load() {
+		return nil
+	}
+	return g.FS.RemoveAll(name)
+}
+
+func (g *guardFS) OpenDir(name string) (vfs.File, error) {
+	f, err := g.FS.OpenDir(name)
+	if err != nil {
+		return nil, err
+	}
+	return &guardFile{File: f, g: g, path: name}, nil
+}
+
+// guardFile is a file that is written through guardFS.
+type guardFile struct {
+	vfs.File
+	g     *guardFS
+	path  string
+	syncs *syncStats // of log files
+}
+
+func (f *guardFile) Write(p []byte) (int, error) {
+	if f.g.failed.Load() {
+		return len(p), nil
+	}
+	if _, err := f.File.Write(p); err != nil {
+		f.g.fault("write", f.path, err)
+	}
+	return len(p), nil
+}
+
+func (f *guardFile) WriteAt(p []byte, off int64) (int, error) {
+	if f.g.failed.Load() {
+		return len(p), nil
+	}
+	if _, err := f.File.WriteAt(p, off); err != nil {
+		f.g.fault("write", f.path, err)
+	}
+	return len(p), nil
+}
+
+func (f *guardFile) Sync() error { return f.sync(f.File.Sync) }
+
+func (f *guardFile) SyncData() error { return f.sync(f.File.SyncData) }
+
+func (f *guardFile) sync(do func() error) error {
+	if f.g.failed.Load() {
+		return nil
+	}
+	start := time.Now()
+	if err := do(); err != nil {
+		f.g.fault("fsync", f.path, err)
+		return nil
+	}
+	if f.syncs != nil {
+		f.syncs.observe(time.Since(start))
+	}
+	return nil
+}
+
+func (f *guardFile) SyncTo(length int64) (bool, error) {
+	if f.g.failed.Load() {
+		return true, nil
+	}
+	full, err := f.File.SyncTo(length)
+	if err != nil {
+		f.g.fault("fsync", f.path, err)
+		return true, nil
+	}
+	return full, nil
+}
+
+// Reserving blocks is a matter of speed; without them the write behind it tells.
+func (f *guardFile) Preallocate(off, length int64) error {
+	if f.g.failed.Load() {
+		return nil
+	}
+	return f.File.Preallocate(off, length)
+}
+
+func (f *guardFile) Close() error {
+	if err := f.File.Close(); err != nil && !f.g.failed.Load() {
+		f.g.fault("close", f.path, err)
+	}
+	return nil
+}
+
+// lostFile is what a file made after the failure is: nothing.
+type lostFile struct {
+	name string
+	size int64
+}
+
+func (f *lostFile) Close() error                           { return nil }
+func (f *lostFile) Read([]byte) (int, error)               { return 0, io.EOF }
+func (f *lostFile) ReadAt([]byte, int64) (int, error)      { return 0, io.EOF }
+func (f *lostFile) Write(p []byte) (int, error)            { f.size += int64(len(p)); return len(p), nil }
+func (f *lostFile) WriteAt(p []byte, _ int64) (int, error) { return len(p), nil }
+func (f *lostFile) Preallocate(int64, int64) error         { return nil }
+func (f *lostFile) Stat() (vfs.FileInfo, error)            { return lostInfo{f}, nil }
+func (f *lostFile) Sync() error                            { return nil }
+func (f *lostFile) SyncTo(int64) (bool, error)             { return true, nil }
+func (f *lostFile) SyncData() error                        { return nil }
+func (f *lostFile) Prefetch(int64, int64) error            { return nil }
+func (f *lostFile) Fd() uintptr                            { return vfs.InvalidFd }
+
+type lostInfo struct{ f *lostFile }
+
+func (i lostInfo) Name() string           { return i.f.name }
+func (i lostInfo) Size() int64            { return i.f.size }
+func (i lostInfo) Mode() os.FileMode      { return 0o600 }
+func (i lostInfo) ModTime() time.Time     { return time.Time{} }
+func (i lostInfo) IsDir() bool            { return false }
+func (i lostInfo) Sys() any               { return nil }
+func (i lostInfo) DeviceID() vfs.DeviceID { return vfs.DeviceID{} }

@@ -1,0 +1,144 @@
+package logstore
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"log/slog"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/bloom"
+	"github.com/cockroachdb/pebble/v2/sstable"
+)
+
+// pebbleOptions are the settings of the engine. The figures come from
+// measurements; docs/format/store.md says what each one is for.
+func (s *Store) pebbleOptions(readOnly bool) *pebble.Options {
+	o := &pebble.Options{
+		FS:       s.fs,
+		ReadOnly: readOnly,
+		Logger:   pebbleLogger{s},
+		// The zero value would mean the oldest format, and value separation
+		// would then be off without a word.
+		FormatMajorVersion:          pebble.FormatValueSeparation,
+		CacheSize:                   s.cfg.CacheBytes,
+		MemTableSize:                uint64(s.cfg.MemTableBytes),
+		MemTableStopWritesThreshold: 4,
+		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
+		L0StopWritesThreshold:       1000,
+		FlushDelayDeleteRange:       max(s.cfg.DeleteDelay, 0),
+		WALMinSyncInterval:          func() time.Duration { return max(s.cfg.MinSyncInterval, 0) },
+	}
+	for i := range o.Levels {
+		// Batches are compressed by who makes them or not at all.
+		o.Levels[i].Compression = func() *sstable.CompressionProfile { return sstable.NoCompression }
+		// Most lookups are of message ids that are not there.
+		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
+	}
+	o.Experimental.EnableDeleteOnlyCompactionExcises = func() bool { return true }
+	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
+		return pebble.ValueSeparationPolicy{
+			Enabled:               true,
+			MinimumSize:           256,
+			MaxBlobReferenceDepth: 100,
+			RewriteMinimumAge:     5 * time.Minute,
+			TargetGarbageRatio:    0.5,
+		}
+	}
+	o.Experimental.SpanPolicyFunc = spanPolicy
+	o.EventListener = s.listener()
+	return o
+}
+
+// spanPolicy keeps the values of everything but entries in the tables: those
+// rows are small, read one by one, and rewritten often.
+func spanPolicy(start []byte) (pebble.SpanPolicy, []byte, error) {
+	first, end := []byte{keyFormat, byte(nsEntry)}, []byte{keyFormat, byte(nsEntry) + 1}
+	small := pebble.SpanPolicy{ValueStoragePolicy: pebble.ValueStorageLowReadLatency}
+	switch {
+	case bytes.Compare(start, first) < 0:
+		return small, first, nil
+	case bytes.Compare(start, end) < 0:
+		// The index at the end of a key is not a version of it.
+		return pebble.SpanPolicy{DisableValueSeparationBySuffix: true}, end, nil
+	}
+	return small, nil, nil
+}
+
+func (s *Store) listener() *pebble.EventListener {
+	return &pebble.EventListener{
+		BackgroundError: func(err error) {
+			if pebble.IsCorruptionError(err) {
+				// A compaction that cannot read its input changes nothing.
+				s.reportDamage(s.damageOf(err))
+				return
+			}
+			s.fail("background", "work", err)
+		},
+		DataCorruption: func(i pebble.DataCorruptionInfo) {
+			d := s.damageOf(i.Details)
+			d.File = s.cfg.FS.PathBase(i.Path)
+			d.Ranges = rangesBetween(i.Bounds.Start, i.Bounds.End.Key)
+			s.reportDamage(d)
+		},
+		WriteStallBegin: func(i pebble.WriteStallBeginInfo) {
+			s.stalls.Add(1)
+			s.stallSince.Store(time.Now().UnixNano())
+			s.cfg.Logger.Warn("writes wait for the disk", "reason", i.Reason)
+		},
+		WriteStallEnd: func() {
+			if t := s.stallSince.Swap(0); t != 0 {
+				s.stallTime.Add(time.Now().UnixNano() - t)
+			}
+		},
+	}
+}
+
+func (s *Store) damageOf(err error) *ErrDamaged {
+	return &ErrDamaged{Dir: s.cfg.Dir, What: "stored data does not read", Err: err}
+}
+
+// rangesBetween says which parts of logs the keys of a damaged file may belong
+// to, as well as its first and last key can tell.
+func rangesBetween(first, last []byte) []Range {
+	a, okA := decodeKey(first)
+	b, okB := decodeKey(last)
+	if !okA || !okB {
+		return nil
+	}
+	if a.partition == b.partition && a.ns == nsEntry && b.ns == nsEntry {
+		return []Range{{Partition: a.partition, Low: a.index, High: b.index}}
+	}
+	// Rows of more than one partition or namespace: each end is certain to be
+	// affected, what lies between is not known from here.
+	var rs []Range
+	for _, k := range []decodedKey{a, b} {
+		if k.ns == nsStore {
+			continue
+		}
+		r := Range{Partition: k.partition, Low: max(k.index, 1)}
+		if len(rs) == 0 || rs[0].Partition != r.Partition {
+			rs = append(rs, r)
+		}
+	}
+	return rs
+}
+
+// pebbleLogger passes Pebble's talk on. Its Fatalf does not end the process:
+// the store has failed, and says so to whoever asks.
+type pebbleLogger struct{ s *Store }
+
+func (l pebbleLogger) Infof(format string, args ...any) {
+	if l.s.cfg.Logger.Enabled(context.Background(), slog.LevelDebug) {
+		l.s.cfg.Logger.Debug("pebble", "say", fmt.Sprintf(format, args...))
+	}
+}
+
+func (l pebbleLogger) Errorf(format string, args ...any) {
+	l.s.cfg.Logger.Error("pebble", "say", fmt.Sprintf(format, args...))
+}
+
+func (l pebbleLogger) Fatalf(format string, args ...any) {
+	l.s.fail("pebble", "stopped", fmt.Errorf(format, args...))
+}
