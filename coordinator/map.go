@@ -2,6 +2,7 @@ package coordinator
 
 import (
 	"cmp"
+	"fmt"
 	"iter"
 	"slices"
 	"strconv"
@@ -125,6 +126,9 @@ type Share struct {
 	Share     uint32 // number Share
 	Shares    uint32 // of Shares; 0 of 1 is all keys
 }
+
+// String prints a share as partition:share/shares.
+func (s Share) String() string { return fmt.Sprintf("%d:%d/%d", s.Partition, s.Share, s.Shares) }
 
 // Topics gives all topics by name, in every phase.
 func (m *Map) Topics() iter.Seq[*Topic] { return slices.Values(m.topics) }
@@ -263,7 +267,9 @@ func (m *Map) Sessions() iter.Seq[Session] {
 
 // EndedSessions lists the sessions that before has and after does not, by group
 // and member: those that left, that expired, that another session of the same
-// member replaced, and those of groups that are going or gone.
+// member replaced, and those of groups that are going or gone. A session that
+// both opened and ended in between is in neither map and not listed; where the
+// member has a session in after, all its lower numbers have ended.
 func EndedSessions(before, after *Map) []Session {
 	var out []Session
 	for _, g := range before.groupsByID {
