@@ -1,0 +1,231 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/partition"
+	"github.com/strandmq/strandmq/partition/logstore"
+	"github.com/strandmq/strandmq/router"
+)
+
+// Broker is one running node.
+type Broker struct {
+	cfg       Config
+	log       *slog.Logger
+	startedAt time.Time
+
+	// What the node is put together from, in the order of starting. Set by
+	// Start before started is true and not changed afterwards; nothing but the
+	// probes and the metrics of the process looks at them earlier.
+	metrics   *metrics
+	store     *logstore.Store
+	host      *partition.Host
+	coord     *coordinator.Coordinator
+	cluster   coordinator.Cluster
+	groups    *consumer.Shell
+	publisher *router.Publisher
+	topics    topics
+	sessions  *sessions
+
+	listener net.Listener
+	server   *http.Server
+	started  atomic.Bool
+
+	// serving ends when Close begins: what waits answers. calls ends when
+	// Close stops waiting: what is left is cut.
+	serving     context.Context
+	stopServing context.CancelFunc
+	calls       context.Context
+	stopCalls   context.CancelFunc
+
+	running sync.WaitGroup // the goroutines of this package
+	failed  chan error     // the first failure; buffered
+	fault   atomic.Pointer[error]
+
+	closing  sync.Once
+	closeErr error
+}
+
+// Start opens the data folder, brings every partition up, finishes what a stop
+// left half done, and serves. It returns when calls are answered; while it reads
+// the log, /livez answers and /readyz says no. Errors are *StartError.
+func Start(ctx context.Context, cfg Config) (*Broker, error) {
+	if err := checkListen(cfg.withDefaults().Listen); err != nil {
+		return nil, err
+	}
+	if err := cfg.Validate(); err != nil {
+		return nil, &StartError{Reason: BadConfig, Text: err.Error(), Err: err}
+	}
+	cfg = cfg.withDefaults()
+	b := &Broker{
+		cfg: cfg, log: cfg.Logger, startedAt: time.Now(), metrics: newMetrics(cfg.Version),
+		failed: make(chan error, 1),
+		topics: topics{of: map[*coordinator.Topic]*topic{}},
+	}
+	b.serving, b.stopServing = context.WithCancel(context.WithoutCancel(ctx))
+	b.calls, b.stopCalls = context.WithCancel(context.WithoutCancel(ctx))
+	// The port comes first: a second broker on the same port should say so
+	// before it touches a folder.
+	l, err := net.Listen("tcp", cfg.Listen)
+	if err != nil {
+		b.stopServing()
+		b.stopCalls()
+		return nil, listenError(cfg.Listen, err)
+	}
+	b.listener = newBounded(l, cfg.Connections)
+	b.server = b.newServer()
+	b.running.Go(func() {
+		if err := b.server.Serve(b.listener); !errors.Is(err, http.ErrServerClosed) {
+			b.fail(fmt.Errorf("the HTTP server stopped: %w", err))
+		}
+	})
+	if err := b.open(ctx); err != nil {
+		_ = b.Close()
+		return nil, startError(err)
+	}
+	b.started.Store(true)
+	b.log.Info("broker started", "url", b.URL(), "data", cfg.DataDir, "cluster", b.cluster.ID, "node", cfg.Node, "version", cfg.Version,
+		"partitions", len(b.host.Partitions()), "took", time.Since(b.startedAt).Round(time.Millisecond))
+	return b, nil
+}
+
+// open brings the node up below the API.
+func (b *Broker) open(ctx context.Context) error {
+	sc := b.cfg.Store
+	if sc.Dir == "" {
+		sc.Dir = b.cfg.DataDir
+	}
+	sc.Logger = b.log
+	sc.OnFault = func(f logstore.Fault) {
+		b.log.Error("the store reports a fault", "stopped", f.Stopped, "err", f.Err)
+		if f.Stopped {
+			b.fail(f.Err)
+		}
+	}
+	var err error
+	if b.store, err = logstore.Open(sc); err != nil {
+		return err
+	}
+	var meta *coordinator.App
+	hc := b.cfg.Host
+	hc.Node, hc.Store, hc.Logger = b.cfg.Node, b.store, b.log
+	hc.NewApp = func(id partition.PartitionID, rows partition.Rows) (partition.App, error) {
+		if id != partition.Metadata {
+			return consumer.NewApp(id, rows)
+		}
+		app, err := coordinator.NewApp(rows, coordinator.Config{SessionTimeout: partition.Millis(b.cfg.SessionTimeout.Milliseconds())})
+		meta = app // the host calls this before Open or Create returns
+		return app, err
+	}
+	if b.host, err = partition.Open(hc); err != nil {
+		return err
+	}
+	b.running.Go(func() {
+		select {
+		case err, ok := <-b.host.Failed():
+			if ok && err != nil {
+				b.fail(err)
+			}
+		case <-b.serving.Done():
+		}
+	})
+	if err := b.host.Create(ctx, partition.Metadata); err != nil {
+		return err
+	}
+	b.coord = coordinator.NewShell(b.host, meta)
+	if b.cluster, err = b.coord.Bootstrap(ctx, ""); err != nil {
+		return err
+	}
+	b.groups = consumer.NewShell(b.host, b.cluster.TokenSecret)
+	b.publisher = router.NewPublisher(hostLog{b.host}, router.Config{Seed: uint64(time.Now().UnixNano())})
+	if err := b.reconcile(ctx); err != nil {
+		return err
+	}
+	b.sessions = newSessions()
+	b.running.Go(b.watchSessions)
+	return nil
+}
+
+// Addr is the address and port that the broker listens on.
+func (b *Broker) Addr() string { return b.listener.Addr().String() }
+
+// URL is the base URL of the API.
+func (b *Broker) URL() string { return "http://" + b.Addr() }
+
+// Failed yields the error that stopped the node from writing, once. The broker
+// still answers what it can; Close it and look at the disk.
+func (b *Broker) Failed() <-chan error { return b.failed }
+
+func (b *Broker) fail(err error) {
+	if b.fault.CompareAndSwap(nil, &err) {
+		b.log.Error("the broker failed", "err", err)
+		b.failed <- err
+	}
+}
+
+func (b *Broker) failure() error {
+	if p := b.fault.Load(); p != nil {
+		return *p
+	}
+	return nil
+}
+
+// ready refuses calls while the node starts or stops.
+func (b *Broker) ready() *refusal {
+	switch {
+	case !b.started.Load():
+		return &refusal{reason: "NOT_READY", text: "the broker is starting: it reads its log", retryAfter: 500 * time.Millisecond}
+	case b.serving.Err() != nil:
+		return b.stopping()
+	}
+	return nil
+}
+
+func (b *Broker) stopping() *refusal {
+	return &refusal{reason: "NOT_READY", text: "the broker is stopping: try again when it is up", retryAfter: time.Second}
+}
+
+// Close stops the node: long polls answer, calls in progress finish within
+// StopTime, then everything below is closed in the reverse order of starting.
+// It returns when nothing runs any more. Closing twice is the same as once.
+func (b *Broker) Close() error {
+	b.closing.Do(func() {
+		start := time.Now()
+		b.stopServing()
+		grace, cancel := context.WithTimeout(context.Background(), b.cfg.StopTime)
+		if err := b.server.Shutdown(grace); err != nil {
+			b.log.Warn("calls were cut", "err", err)
+		}
+		cancel()
+		b.stopCalls()
+		_ = b.server.Close()
+		b.running.Wait()
+		var errs []error
+		if b.host != nil {
+			errs = append(errs, b.host.Close())
+		}
+		if b.store != nil {
+			errs = append(errs, b.store.Close())
+		}
+		b.closeErr = errors.Join(errs...)
+		b.log.Info("broker stopped", "took", time.Since(start).Round(time.Millisecond), "err", b.closeErr)
+	})
+	return b.closeErr
+}
+
+// logItem logs the faults of ours among the results of a batch.
+func (b *Broker) logItem(err error, what string) {
+	if r := translate(err); r.reason == "INTERNAL" {
+		b.log.Error("one item of a call failed", "what", what, "err", err)
+	}
+}

@@ -1,0 +1,83 @@
+package broker
+
+import (
+	"context"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/strandmq/strandmq/coordinator"
+)
+
+// maxSeries bounds the groups and topics that one scrape reads from the log.
+// Beyond it strandmq_scrape_truncated says that some are missing.
+const maxSeries = 2000
+
+// collect reads from the log what the log knows best: lag, what is in flight,
+// dead letters. The counts of a group are taken at one log position of each
+// partition.
+func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
+	gauge := func(name, help string, labels []string, v float64, values ...string) {
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("strandmq_"+name, help, labels, nil), prometheus.GaugeValue, v, values...)
+	}
+	counter := func(name, help string, labels []string, v float64, values ...string) {
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("strandmq_"+name, help, labels, nil), prometheus.CounterValue, v, values...)
+	}
+	up := 0.0
+	if b.ready() == nil && b.failure() == nil {
+		up = 1
+	}
+	gauge("ready", "1 while the node takes calls.", nil, up)
+	gauge("uptime_seconds", "Since the broker started.", nil, time.Since(b.startedAt).Seconds())
+	if !b.started.Load() {
+		return
+	}
+	b.collectStore(ch)
+	topicLabel, groupLabels := []string{"topic"}, []string{"topic", "group"}
+	series, truncated := 0, 0.0
+	for t := range b.coord.View().Topics() {
+		if t.Phase != coordinator.Ready {
+			continue
+		}
+		if series++; series > maxSeries || ctx.Err() != nil {
+			truncated = 1
+			break
+		}
+		var bytes, messages, faults float64
+		for _, p := range t.Partitions {
+			info, err := b.host.Info(p.ID)
+			if err != nil || info.Fault != "" {
+				faults++
+				continue
+			}
+			bytes += float64(info.Bytes)
+			messages += float64(info.Position.End - info.Position.Start)
+		}
+		gauge("log_size_bytes", "Bytes of record batches kept.", topicLabel, bytes, t.Name)
+		gauge("log_messages", "Messages kept.", topicLabel, messages, t.Name)
+		gauge("partitions_damaged", "Partitions that stopped because they cannot be trusted.", topicLabel, faults, t.Name)
+		for g := range t.Groups() {
+			if g.Phase != coordinator.Ready {
+				continue
+			}
+			if series++; series > maxSeries {
+				truncated = 1
+				break
+			}
+			states, err := b.states(ctx, t, g)
+			if err != nil {
+				continue // partitions_damaged says so; a wrong sum would not
+			}
+			c := sum(states)
+			gauge("group_lag_messages", "Messages neither settled nor dead.", groupLabels, float64(c.GetLag()), t.Name, g.Name)
+			gauge("messages_in_flight", "Handed out and not settled.", groupLabels, float64(c.GetInFlight()), t.Name, g.Name)
+			gauge("group_blocked_messages", "Messages that wait behind an earlier one of their key.", groupLabels, float64(c.GetBlocked()+c.GetParked()), t.Name, g.Name)
+			gauge("group_backing_off_messages", "Messages that failed and wait for their next attempt.", groupLabels, float64(c.GetBackingOff()), t.Name, g.Name)
+			gauge("group_dead_messages", "Dead letters neither replayed nor discarded.", groupLabels, float64(c.GetDead()), t.Name, g.Name)
+			counter("group_handed_out_total", "Hand-outs since the group was created, redeliveries included.", groupLabels, float64(c.GetHandedOut()), t.Name, g.Name)
+			counter("group_failed_attempts_total", "Attempts that failed since the group was created: nacks, lapses, lost sessions.", groupLabels, float64(c.GetRetried()), t.Name, g.Name)
+			gauge("group_members", "Members with a session.", groupLabels, float64(len(g.Members)), t.Name, g.Name)
+		}
+	}
+	gauge("scrape_truncated", "1 if there were more topics and groups than one scrape reads.", nil, truncated)
+}

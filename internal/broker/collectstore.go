@@ -1,0 +1,30 @@
+package broker
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// collectStore gives what the store measures itself.
+func (b *Broker) collectStore(ch chan<- prometheus.Metric) {
+	m := b.store.Metrics()
+	desc := func(name, help string) *prometheus.Desc {
+		return prometheus.NewDesc("strandmq_"+name, help, nil, nil)
+	}
+	// Buckets of the store count each fsync once; Prometheus wants those at or
+	// below each bound.
+	buckets := map[float64]uint64{}
+	total := uint64(0)
+	for i, bound := range logstore.FsyncBuckets() {
+		if i < len(m.FsyncCounts) {
+			total += uint64(m.FsyncCounts[i])
+			buckets[bound.Seconds()] = total
+		}
+	}
+	ch <- prometheus.MustNewConstHistogram(desc("fsync_duration_seconds", "Fsyncs of the store's log; one serves many partitions."), uint64(m.Fsyncs), m.FsyncTotal.Seconds(), buckets)
+	ch <- prometheus.MustNewConstMetric(desc("store_batches_total", "Batches that were committed over the store's life."), prometheus.CounterValue, float64(m.Batches))
+	ch <- prometheus.MustNewConstMetric(desc("store_write_stalls_total", "Times that writes waited for flushes."), prometheus.CounterValue, float64(m.WriteStalls))
+	ch <- prometheus.MustNewConstMetric(desc("store_disk_bytes", "Everything of the store on disk."), prometheus.GaugeValue, float64(m.DiskBytes))
+	ch <- prometheus.MustNewConstMetric(desc("store_compaction_debt_bytes", "Bytes that compactions still have to move."), prometheus.GaugeValue, float64(m.CompactionDebt))
+}

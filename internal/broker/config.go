@@ -1,0 +1,123 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"strconv"
+	"time"
+
+	"github.com/strandmq/strandmq/partition"
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// DefaultListen is where a broker listens unless told otherwise.
+const DefaultListen = "127.0.0.1:7171"
+
+// Config is how one node runs. Zero values are the defaults.
+type Config struct {
+	// DataDir is the folder of the store. It is made if it does not exist;
+	// nothing else may be in it.
+	DataDir string
+	// Listen is the address and port of the API. It must be loopback: neither
+	// TLS nor access tokens exist yet. Port 0 takes a free one. Default
+	// 127.0.0.1:7171.
+	Listen string
+	// AllowedHosts are further names that the Host header may have, such as
+	// that of a proxy or container in front. localhost and loopback addresses
+	// always may.
+	AllowedHosts []string
+	// Logger takes what operators should know. Default: slog's.
+	Logger *slog.Logger
+	// Version is what NodeInfo and the metrics show. Default: development.
+	Version string
+	// Node is this node's id for all time. Default 1.
+	Node partition.NodeID
+
+	// SessionTimeout ends a member's session that made no call for so long.
+	// Default 30 s; 1 s to 1 h. Shorter finds a dead member earlier, longer
+	// forgives pauses.
+	SessionTimeout time.Duration
+	// TransferTime is how long a request's body may take to arrive, and an
+	// answer to be taken. Default 30 s; 100 ms to 10 min.
+	TransferTime time.Duration
+	// StopTime is how long Close waits for calls in progress. Default 5 s.
+	StopTime time.Duration
+	// RequestBytes bounds the bytes of request bodies held at once. Default
+	// 256 MiB; at least 16 MiB.
+	RequestBytes int64
+	// Connections bounds the open connections. Default 4,096.
+	Connections int
+
+	// Store and Host set what the store and the host of the partitions may use.
+	// The broker fills in folders, identities and what connects them.
+	Store logstore.Config
+	Host  partition.Config
+}
+
+func (c Config) withDefaults() Config {
+	if c.Listen == "" {
+		c.Listen = DefaultListen
+	}
+	if c.Logger == nil {
+		c.Logger = slog.Default()
+	}
+	if c.Version == "" {
+		c.Version = "development"
+	}
+	if c.Node == 0 {
+		c.Node = 1
+	}
+	set := func(d *time.Duration, to time.Duration) {
+		if *d == 0 {
+			*d = to
+		}
+	}
+	set(&c.SessionTimeout, 30*time.Second)
+	set(&c.TransferTime, 30*time.Second)
+	set(&c.StopTime, 5*time.Second)
+	if c.RequestBytes == 0 {
+		c.RequestBytes = 256 << 20
+	}
+	if c.Connections == 0 {
+		c.Connections = 4096
+	}
+	return c
+}
+
+// Validate lists every fault at once. A listen address off loopback is one.
+func (c Config) Validate() error {
+	c = c.withDefaults()
+	var faults []error
+	bad := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Errorf(format, args...))
+		}
+	}
+	bad(c.DataDir == "" && c.Store.FS == nil, "data folder: none is given")
+	bad(c.SessionTimeout < time.Second || c.SessionTimeout > time.Hour, "session timeout: %v is not 1s to 1h", c.SessionTimeout)
+	bad(c.TransferTime < 100*time.Millisecond || c.TransferTime > 10*time.Minute, "transfer time: %v is not 100ms to 10m", c.TransferTime)
+	bad(c.StopTime < 0, "stop time: %v is negative", c.StopTime)
+	bad(c.RequestBytes < 16<<20, "request bytes: %d is less than 16 MiB", c.RequestBytes)
+	bad(c.Connections < 1, "connections: at least 1")
+	if err := checkListen(c.Listen); err != nil {
+		faults = append(faults, err)
+	}
+	return errors.Join(faults...)
+}
+
+// checkListen takes loopback addresses only.
+func checkListen(listen string) error {
+	host, port, err := net.SplitHostPort(listen)
+	if err != nil {
+		return &StartError{Reason: BadListen, Text: fmt.Sprintf("listen address %q is not of the form address:port, such as %s", listen, DefaultListen), Err: err}
+	}
+	if n, err := strconv.Atoi(port); err != nil || n < 0 || n > 65535 {
+		return &StartError{Reason: BadListen, Text: fmt.Sprintf("listen address %q: %q is not a port from 0 to 65535", listen, port)}
+	}
+	if ip := net.ParseIP(host); host == "localhost" || ip != nil && ip.IsLoopback() {
+		return nil
+	}
+	return &StartError{Reason: NotLoopback, Text: fmt.Sprintf("listen address %q is not loopback. This version has neither TLS nor access tokens yet, so it listens on 127.0.0.1, ::1 or localhost only: anyone who can reach another address could read and delete everything. Use %s, and reach it from elsewhere through an SSH tunnel or a proxy that authenticates", listen, DefaultListen)}
+}

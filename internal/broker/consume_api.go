@@ -1,0 +1,313 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// The bounds of one Receive and Settle.
+const (
+	maxReceive     = 1000
+	maxWait        = time.Minute
+	maxRequestID   = 128
+	maxSettlements = 1000
+)
+
+// consumeAPI is strandmq.v1.ConsumeService.
+type consumeAPI struct{ b *Broker }
+
+// Join opens a session.
+func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*strandmqv1.JoinResponse, error) {
+	if err := names.Member(req.GetMember()); err != nil {
+		return nil, inField(err, "member")
+	}
+	if _, _, err := a.b.ensureGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetCreateGroup()); err != nil {
+		return nil, err
+	}
+	j, err := a.b.coord.Join(ctx, req.GetTopic(), req.GetGroup(), req.GetMember())
+	if err != nil {
+		return nil, err
+	}
+	if j.Expired != 0 {
+		// The watcher does this too; the answer means that it is done.
+		a.b.endSession(ctx, j.Topic, consumer.GroupID(j.Group.ID), j.Member.Name, j.Member.Session)
+	}
+	return &strandmqv1.JoinResponse{
+		Session:          sessionText(j.Member.Session),
+		SessionTimeoutMs: a.b.cfg.SessionTimeout.Milliseconds(),
+		Assignment:       assignment(j.Member),
+	}, nil
+}
+
+// Heartbeat keeps a session alive.
+func (a consumeAPI) Heartbeat(_ context.Context, req *strandmqv1.HeartbeatRequest) (*strandmqv1.HeartbeatResponse, error) {
+	_, g, err := a.b.group(req.GetTopic(), req.GetGroup())
+	if err != nil {
+		return nil, err
+	}
+	if err := names.Member(req.GetMember()); err != nil {
+		return nil, inField(err, "member")
+	}
+	session, err := parseSession(req.GetSession())
+	if err != nil {
+		return nil, err
+	}
+	m, err := a.b.coord.Heartbeat(g.ID, req.GetMember(), session)
+	if err != nil {
+		return nil, err
+	}
+	return &strandmqv1.HeartbeatResponse{Assignment: assignment(m)}, nil
+}
+
+// Leave ends a session. Leaving one that is over already is success.
+func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*strandmqv1.LeaveResponse, error) {
+	t, g, err := a.b.group(req.GetTopic(), req.GetGroup())
+	if err != nil {
+		return nil, err
+	}
+	if err := names.Member(req.GetMember()); err != nil {
+		return nil, inField(err, "member")
+	}
+	session, err := parseSession(req.GetSession())
+	if err != nil {
+		return nil, err
+	}
+	if _, ok := g.Member(req.GetMember()); !ok {
+		return &strandmqv1.LeaveResponse{}, nil
+	}
+	if _, err := g.Session(req.GetMember(), session); err != nil {
+		return nil, err
+	}
+	// Released before the session ends: what is still held at its end is
+	// charged.
+	gid := consumer.GroupID(g.ID)
+	err = each(ctx, t.Topic, func(ctx context.Context, _ int, id partition.PartitionID) error {
+		return a.b.groups.LeaveSession(ctx, id, gid, req.GetMember(), session)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := a.b.coord.Leave(ctx, g.ID, req.GetMember(), session); err != nil {
+		var over *coordinator.ErrSessionEnded
+		if !errors.As(err, &over) {
+			return nil, err
+		}
+	}
+	return &strandmqv1.LeaveResponse{}, nil
+}
+
+// Receive waits for deliveries.
+func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest) (*strandmqv1.ReceiveResponse, error) {
+	b := a.b
+	if err := checkReceive(req); err != nil {
+		return nil, err
+	}
+	t, g, err := b.ensureGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetCreateGroup())
+	if err != nil {
+		return nil, err
+	}
+	var session uint64
+	if req.GetSession() == "" {
+		j, err := b.coord.Open(ctx, req.GetTopic(), req.GetGroup(), req.GetMember())
+		if err != nil {
+			return nil, err
+		}
+		session = j.Member.Session
+	} else {
+		if session, err = parseSession(req.GetSession()); err != nil {
+			return nil, err
+		}
+		if _, err := b.coord.Heartbeat(g.ID, req.GetMember(), session); err != nil {
+			return nil, err
+		}
+	}
+	maxBytes := int(req.GetMaxBytes())
+	if maxBytes == 0 {
+		maxBytes = record.MaxBatchBytes
+	}
+	deliveries, idle, err := b.receive(ctx, t, g.ID, consumer.ReceiveRequest{
+		Group: consumer.GroupID(g.ID), Member: req.GetMember(), Session: session,
+		Max: max(1, int(req.GetMaxMessages())), MaxBytes: maxBytes,
+		Wait: time.Duration(req.GetWaitMs()) * time.Millisecond, RequestID: req.GetRequestId(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	res := &strandmqv1.ReceiveResponse{Session: sessionText(session)}
+	if len(deliveries) == 0 {
+		res.IdleReason = idle
+		return res, nil
+	}
+	res.Deliveries = make([]*strandmqv1.Delivery, len(deliveries))
+	now := time.Now().UnixMilli()
+	redelivered := 0
+	latency := b.metrics.deliveryTime.WithLabelValues(t.Name, g.Name)
+	for i, d := range deliveries {
+		res.Deliveries[i] = &strandmqv1.Delivery{
+			Message:   fromRecord(d.Message.Record, int64(d.Message.PublishTime), req.GetBodyFormat()),
+			Topic:     t.Name,
+			Partition: t.place[d.Partition],
+			Offset:    uint64(d.Message.Offset),
+			Attempt:   d.Attempt,
+			Token:     d.Token.String(),
+			Deadline:  timestampOrNil(int64(d.Deadline)),
+			FirstSeen: timestampOrNil(int64(d.FirstSeen)),
+			Fence:     d.Fence,
+			Replayed:  d.Replayed,
+		}
+		if d.Attempt > 1 {
+			redelivered++
+		} else if !d.Replayed {
+			latency.Observe(float64(max(0, now-int64(d.Message.PublishTime))) / 1000)
+		}
+	}
+	b.metrics.delivered.WithLabelValues(t.Name, g.Name).Add(float64(len(deliveries)))
+	b.metrics.redelivered.WithLabelValues(t.Name, g.Name).Add(float64(redelivered))
+	return res, nil
+}
+
+func checkReceive(req *strandmqv1.ReceiveRequest) error {
+	if err := names.Member(req.GetMember()); err != nil {
+		return inField(err, "member")
+	}
+	if n := req.GetMaxMessages(); n > maxReceive {
+		return refuse("BAD_VALUE", "max_messages", "%d is too many: ask for 1 to %d", n, maxReceive)
+	}
+	if w := req.GetWaitMs(); w < 0 || w > maxWait.Milliseconds() {
+		return refuse("BAD_VALUE", "wait_ms", "%d is not 0 to %d: ask again instead of waiting longer", w, maxWait.Milliseconds())
+	}
+	if n := req.GetMaxBytes(); n > record.MaxBatchBytes {
+		return refuse("BAD_VALUE", "max_bytes", "%d is too many: ask for at most %d", n, record.MaxBatchBytes)
+	}
+	if id := req.GetRequestId(); id != "" {
+		if len(id) > maxRequestID || names.HeaderText(id) != nil {
+			return refuse("BAD_VALUE", "request_id", "a request id has at most %d bytes and no control characters", maxRequestID)
+		}
+	}
+	if r := checkFormat(req.GetBodyFormat()); r != nil {
+		return r
+	}
+	return nil
+}
+
+// Settle settles deliveries.
+func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (*strandmqv1.SettleResponse, error) {
+	b := a.b
+	t, g, err := b.group(req.GetTopic(), req.GetGroup())
+	if err != nil {
+		return nil, err
+	}
+	if n := len(req.GetSettlements()); n == 0 || n > maxSettlements {
+		return nil, refuse("BATCH_TOO_LARGE", "settlements", "the call has %d settlements: send 1 to %d", n, maxSettlements)
+	}
+	if err := a.alive(g, req); err != nil {
+		return nil, err
+	}
+	res := &strandmqv1.SettleResponse{Results: make([]*strandmqv1.SettleResult, len(req.GetSettlements()))}
+	list := make([]consumer.Settlement, 0, len(req.GetSettlements()))
+	place := make([]int, 0, len(req.GetSettlements()))
+	for i, s := range req.GetSettlements() {
+		settlement, err := settlementOf(s)
+		if err != nil {
+			res.Results[i] = &strandmqv1.SettleResult{Problem: itemProblem("settlements", i, err)}
+			continue
+		}
+		list = append(list, settlement)
+		place = append(place, i)
+	}
+	for i, r := range b.groups.Settle(ctx, consumer.GroupID(g.ID), list) {
+		out := &strandmqv1.SettleResult{DeadLettered: r.Dead, Deadline: timestampOrNil(int64(r.Deadline))}
+		if r.Err != nil {
+			b.logItem(r.Err, "settle")
+			out = &strandmqv1.SettleResult{Problem: itemProblem("settlements", place[i], r.Err)}
+		} else {
+			b.metrics.settled[settledName(list[i].Action)].WithLabelValues(t.Name, g.Name).Inc()
+			if r.Dead {
+				b.metrics.deadLettered.WithLabelValues(t.Name, g.Name).Inc()
+			}
+		}
+		res.Results[place[i]] = out
+	}
+	return res, nil
+}
+
+// alive checks the session of a Settle, where one is named, and takes the call
+// as a sign of life.
+func (a consumeAPI) alive(g *coordinator.Group, req *strandmqv1.SettleRequest) error {
+	if req.GetSession() == "" {
+		if m, ok := g.Member(req.GetMember()); ok {
+			_, _ = a.b.coord.Heartbeat(g.ID, m.Name, m.Session) // tokens say enough
+		}
+		return nil
+	}
+	if err := names.Member(req.GetMember()); err != nil {
+		return inField(err, "member")
+	}
+	session, err := parseSession(req.GetSession())
+	if err != nil {
+		return err
+	}
+	_, err = a.b.coord.Heartbeat(g.ID, req.GetMember(), session)
+	return err
+}
+
+// settlementOf reads one settlement.
+func settlementOf(s *strandmqv1.Settlement) (consumer.Settlement, error) {
+	var out consumer.Settlement
+	switch s.GetAction() {
+	case strandmqv1.SettleAction_SETTLE_ACTION_ACK:
+		out.Action = consumer.Ack
+	case strandmqv1.SettleAction_SETTLE_ACTION_NACK:
+		out.Action = consumer.Nack
+	case strandmqv1.SettleAction_SETTLE_ACTION_REJECT:
+		out.Action = consumer.Reject
+	case strandmqv1.SettleAction_SETTLE_ACTION_EXTEND:
+		out.Action = consumer.Extend
+	case strandmqv1.SettleAction_SETTLE_ACTION_RELEASE:
+		out.Action = consumer.Release
+	default:
+		return out, refuse("BAD_VALUE", "action", "%d is not an action: use SETTLE_ACTION_ACK, NACK, REJECT, EXTEND or RELEASE", s.GetAction())
+	}
+	if d := s.GetDelayMs(); d < 0 || partition.Millis(d) > consumer.MaxDelay {
+		return out, refuse("BAD_VALUE", "delay_ms", "%d is not 0 to %d", d, consumer.MaxDelay)
+	}
+	if n := len(s.GetReason()); n > consumer.MaxReason {
+		return out, refuse("BAD_VALUE", "reason", "the reason has %d bytes: send at most %d", n, consumer.MaxReason)
+	}
+	token, err := consumer.ParseToken(s.GetToken())
+	if err != nil {
+		return out, err
+	}
+	out.Token, out.Delay, out.Reason = token, partition.Millis(s.GetDelayMs()), s.GetReason()
+	return out, nil
+}
+
+func settledName(a consumer.Action) string {
+	switch a {
+	case consumer.Nack:
+		return "nacked"
+	case consumer.Reject:
+		return "rejected"
+	case consumer.Extend:
+		return "extended"
+	case consumer.Release:
+		return "released"
+	}
+	return "acked"
+}
+
+func assignment(m *coordinator.Member) []*strandmqv1.PartitionShare {
+	out := make([]*strandmqv1.PartitionShare, len(m.Shares))
+	for i, s := range m.Shares {
+		out[i] = &strandmqv1.PartitionShare{Partition: s.Partition, Share: s.Share, Shares: max(1, s.Shares)}
+	}
+	return out
+}

@@ -1,0 +1,106 @@
+package broker
+
+import (
+	"fmt"
+	"time"
+)
+
+// A refusal is an error on its way to a caller: a stable reason, the words, and
+// what a program can act on. Errors of the packages below become refusals in
+// translate, and nowhere else.
+type refusal struct {
+	reason     string // a row of the table
+	text       string // what went wrong and what to do
+	field      string // the field at fault
+	retryAfter time.Duration
+}
+
+func (r *refusal) Error() string { return r.reason + ": " + r.text }
+
+// refuse makes a refusal of bad input.
+func refuse(reason, field, format string, args ...any) *refusal {
+	return &refusal{reason: reason, field: field, text: fmt.Sprintf(format, args...)}
+}
+
+// A row of the error table. The code is Connect's name for it.
+type row struct {
+	reason string
+	code   string
+	when   string
+	what   string // what the caller can do
+}
+
+// table is every reason that a caller can meet. docs/errors.md shows it, and a
+// test holds the two equal. A reason, once published, keeps its meaning and its
+// code for good.
+//
+//nolint:gochecknoglobals // a constant that Go cannot spell as one
+var table = []row{
+	// The asker's: trying again unchanged does not help.
+	{"BAD_REQUEST", "invalid_argument", "The request cannot be decoded, or has a field that does not exist (JSON), invalid UTF-8, or is nested too deep.", "Correct the request; the message names the place."},
+	{"BAD_NAME", "invalid_argument", "A topic, group, member, session or producer name breaks the rules.", "Use 1 to 200 letters, digits, dots, underscores and dashes, no dot first."},
+	{"BAD_KEY", "invalid_argument", "A key is too long.", "Keep keys within 4 KiB."},
+	{"BAD_ID", "invalid_argument", "A message id is too long or not valid text.", "Keep ids within 256 bytes of UTF-8."},
+	{"BAD_HEADER", "invalid_argument", "A header's name or value breaks the rules, or there are too many.", "At most 64 headers and 16 KiB; names by the rules of HTTP, values without control characters (or as bytes)."},
+	{"BAD_BODY", "invalid_argument", "A JSON body holds what JSON tools would change.", "Send the value as a string, or the body as text."},
+	{"BODY_TOO_LARGE", "invalid_argument", "A body is larger than the topic takes.", "Send less, or raise the topic's max_body_bytes (at most 1 MiB)."},
+	{"BATCH_TOO_LARGE", "invalid_argument", "A call carries too many items or bytes.", "Split it: at most 1,000 items and 4 MiB."},
+	{"BAD_VALUE", "invalid_argument", "A number, a position or a choice is out of range.", "The message names the range."},
+	{"BAD_POLICY", "invalid_argument", "A group's policy or a topic's settings contradict themselves or are out of range.", "The message lists every fault."},
+	{"BAD_TOKEN", "invalid_argument", "A delivery token is malformed, cut off, or not from this cluster or group.", "Send the token exactly as it was received."},
+	{"REQUEST_TOO_LARGE", "resource_exhausted", "The request is larger than the server reads.", "Split it; retry_after_ms is 0, so do not send it again as it is."},
+	{"NOT_CONFIRMED", "failed_precondition", "A dangerous call came without the name typed again.", "Set confirm to the name of what is to be deleted."},
+	{"UNKNOWN_TOPIC", "not_found", "There is no such topic.", "Create it, or correct the name."},
+	{"UNKNOWN_GROUP", "not_found", "The topic has no such group.", "Create it, set create_group, or correct the name."},
+	{"UNKNOWN_PARTITION", "not_found", "The topic has no such partition.", "Partitions are numbered from 0; DescribeTopic lists them."},
+	{"UNKNOWN_MESSAGE", "not_found", "No message with that id or at that place is kept.", "Correct the id or the place; it may also have been removed by retention."},
+	{"UNKNOWN_DEAD_LETTER", "not_found", "The group has no such dead letter.", "List them; it may have been replayed or discarded."},
+	{"UNKNOWN_METHOD", "unimplemented", "There is no such service or method.", "Reflection lists what there is."},
+	{"TOPIC_EXISTS", "already_exists", "There is a topic of that name with other settings.", "Use AlterTopic, or another name."},
+	{"GROUP_EXISTS", "already_exists", "There is a group of that name with another policy.", "Use AlterGroup, or another name."},
+	{"ID_REUSED", "already_exists", "The message id is taken, within its topic and key, by a message with another body.", "Give every message an id of its own."},
+	{"SEQUENCE_REUSED", "already_exists", "A producer used the sequence number before, for another message.", "Begin with a new producer id."},
+	{"SEQUENCE_GAP", "failed_precondition", "A producer's sequence skipped numbers.", "Send the missing messages first; the message says which number is expected."},
+	{"STALE_DELIVERY", "failed_precondition", "The token is not that of the message's current delivery: it lapsed, was settled otherwise, or the group was reset.", "Drop the work. Nothing was changed; the message is someone else's, or settled."},
+	{"HELD_TOO_LONG", "failed_precondition", "A delivery cannot be extended beyond the policy's max_hold.", "Settle it, or raise max_hold_ms."},
+	{"SESSION_ENDED", "failed_precondition", "The session timed out, was left, or a newer one of the same member took its place.", "Join again, or leave session empty."},
+	{"REPLAYING", "failed_precondition", "The dead letter was replayed and is being delivered, so it cannot be discarded.", "Settle that delivery."},
+	{"REPLAY_LIMIT", "failed_precondition", "As many replayed messages wait in a partition as the group's max_deferred lets.", "Repeat the request when some were handled; what was counted stands."},
+	{"OFFSET_EXPIRED", "out_of_range", "The offset is no longer kept.", "Use a position from start_offset on."},
+	{"UNKNOWN_MEMBER", "not_found", "The group has no such member with a session.", "Join first."},
+	{"LIMIT_REACHED", "resource_exhausted", "A limit on the number of topics, partitions, groups or members is reached.", "Delete what is not needed, or raise the limit."},
+	{"CANCELED", "canceled", "The caller gave up.", "Nothing."},
+	{"DEADLINE", "deadline_exceeded", "The caller's time ran out before the answer. What was asked may still happen.", "Ask again; publish with ids and settle calls are safe to repeat."},
+
+	// The web's: what keeps other sites' pages out of a broker on loopback.
+	{"HOST_NOT_ALLOWED", "permission_denied", "The Host header is not one that this broker answers to.", "Use localhost or 127.0.0.1, or start with --allowed-host."},
+	{"CROSS_ORIGIN", "permission_denied", "The request comes from a web page of another origin.", "Call from the same origin, or from a program."},
+	{"BAD_CONTENT_TYPE", "invalid_argument", "The content type is not one that an API call can have.", "Send content-type: application/json (or proto, gRPC, gRPC-Web)."},
+	{"BAD_METHOD", "unimplemented", "The call must be a POST.", "Use POST."},
+
+	// The world's: trying again after retry_after_ms may help.
+	{"QUEUE_FULL", "resource_exhausted", "More is being published than the disk takes.", "Wait retry_after_ms, then send the refused messages again."},
+	{"BUSY", "resource_exhausted", "Too many requests are being read at once.", "Wait retry_after_ms and send it again."},
+	{"NOT_LEADER", "unavailable", "The partition has no leader on this node at the moment.", "Wait retry_after_ms and send it again."},
+	{"IN_PROGRESS", "unavailable", "The topic or group is being created or deleted.", "Wait retry_after_ms and send it again."},
+	{"CONFLICT", "aborted", "Others kept changing the same thing at the same time.", "Look at it and try again."},
+	{"NOT_SENT", "aborted", "An earlier message of the same call, which must be stored first, was refused.", "Send both again, in order."},
+	{"OUTCOME_UNKNOWN", "unavailable", "The broker stopped or lost leadership before it knew the outcome.", "Send it again; with a message id or a producer sequence nothing is stored twice."},
+	{"NOT_READY", "unavailable", "The broker is starting or stopping.", "Wait retry_after_ms and send it again."},
+
+	// Ours: the node says what is wrong and stops what it cannot trust.
+	{"PARTITION_DAMAGED", "data_loss", "Stored data of the partition failed its checksum; it is not served.", "See the operations page on damaged stores; other partitions go on."},
+	{"STORE_FAILED", "unavailable", "The disk refused a write, so the node stopped writing.", "Free or replace the disk and restart the broker; everything acknowledged is on it."},
+	{"INTERNAL", "internal", "A fault of the broker.", "The broker's log has the details under the same reference."},
+}
+
+// rowOf finds a reason's row. A reason without one is a fault of ours, which
+// the test over the table rules out for every reason in the source.
+func rowOf(reason string) row {
+	for _, r := range table {
+		if r.reason == reason {
+			return r
+		}
+	}
+	return table[len(table)-1]
+}

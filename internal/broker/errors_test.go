@@ -1,0 +1,126 @@
+package broker
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"connectrpc.com/connect"
+)
+
+var update = flag.Bool("update", false, "write docs/errors.md anew")
+
+const errorsPage = "../../docs/errors.md"
+
+// The page is the table: nobody has to keep them equal by hand.
+func TestErrorsPage(t *testing.T) {
+	want := errorsMarkdown()
+	if *update {
+		if err := os.WriteFile(errorsPage, []byte(want), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got, err := os.ReadFile(errorsPage)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(got) != want {
+		t.Fatal("docs/errors.md is not what internal/broker/errors.go says: run go test ./internal/broker -run TestErrorsPage -update")
+	}
+}
+
+func errorsMarkdown() string {
+	var b strings.Builder
+	b.WriteString(`# Errors
+
+Every refusal has a **reason**: a stable name for programs. A refused call is an error with a code of
+Connect and gRPC, a message for people, and one detail of type ` + "`strandmq.v1.Problem`" + ` with the reason, the
+field at fault, and ` + "`retry_after_ms`" + `. A refused item of a batch (one message of a publish, one settlement)
+carries the same Problem in its own result, and its neighbours are not touched.
+
+` + "`retry_after_ms`" + ` above 0 says that the same request may succeed later; 0 says that it will not, unchanged.
+A reason keeps its meaning and its code for good.
+
+With curl the Problem stands, readable, under ` + "`details[0].debug`" + `:
+
+` + "```json" + `
+{"code":"not_found","message":"there is no topic \"x\"; ...",
+ "details":[{"type":"strandmq.v1.Problem","value":"...","debug":{"reason":"UNKNOWN_TOPIC","message":"...","field":"topic"}}]}
+` + "```" + `
+
+Two errors come from the protocol before a reason can be attached: ` + "`deadline_exceeded`" + ` for a timeout that
+passed before the request arrived, and ` + "`resource_exhausted`" + ` for a compressed or gRPC message that is larger
+than the server reads.
+
+| reason | code | when | what to do |
+|---|---|---|---|
+`)
+	for _, r := range table {
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.reason, r.code, r.when, r.what)
+	}
+	b.WriteString("\nThis page is written from the table in `internal/broker/errors.go`.\n")
+	return b.String()
+}
+
+func TestTable(t *testing.T) {
+	seen := map[string]bool{}
+	name := regexp.MustCompile(`^[A-Z][A-Z_]*[A-Z]$`)
+	for _, r := range table {
+		if seen[r.reason] || !name.MatchString(r.reason) {
+			t.Errorf("%q: twice, or not in upper snake case", r.reason)
+		}
+		seen[r.reason] = true
+		var code connect.Code
+		if err := code.UnmarshalText([]byte(r.code)); err != nil {
+			t.Errorf("%s: %v", r.reason, err)
+		}
+		if r.when == "" || r.what == "" {
+			t.Errorf("%s: say when it comes and what to do", r.reason)
+		}
+	}
+	// Every reason in the source is in the table, and the other way round.
+	used := map[string]bool{}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	literal := regexp.MustCompile(`(?:refuse\(|reason: |reason = |reason, field = |reason, field := |return )"([A-Z][A-Z_]+)"`)
+	for _, f := range files {
+		if strings.HasSuffix(f, "_test.go") || f == "errors.go" {
+			continue
+		}
+		src, err := os.ReadFile(f)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range literal.FindAllStringSubmatch(string(src), -1) {
+			used[m[1]] = true
+			if !seen[m[1]] {
+				t.Errorf("%s uses reason %s, which is not in the table", f, m[1])
+			}
+		}
+		for _, m := range regexp.MustCompile(`reason(?:, field)? :?= "([A-Z][A-Z_]+)"`).FindAllStringSubmatch(string(src), -1) {
+			used[m[1]] = true
+		}
+	}
+	for r := range seen {
+		if !used[r] {
+			t.Errorf("reason %s is in the table and nowhere used", r)
+		}
+	}
+}
+
+func TestUnknownErrorsShowNothing(t *testing.T) {
+	r := translate(errors.New("open /secret/path: secret"))
+	if r.reason != "INTERNAL" {
+		t.Fatalf("got %v", r)
+	}
+	if p := itemProblem("messages", 3, errors.New("secret")); strings.Contains(p.String(), "secret") || p.GetField() != "messages[3]" {
+		t.Fatalf("an item shows the inside: %v", p)
+	}
+}

@@ -1,0 +1,325 @@
+package broker
+
+import (
+	"context"
+	"sync"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// groupAPI is strandmq.v1.GroupService.
+type groupAPI struct{ b *Broker }
+
+// CreateGroup creates a group in every partition of its topic.
+func (a groupAPI) CreateGroup(ctx context.Context, req *strandmqv1.CreateGroupRequest) (*strandmqv1.CreateGroupResponse, error) {
+	if _, err := a.b.topic(req.GetTopic()); err != nil {
+		return nil, err
+	}
+	if err := names.Group(req.GetGroup()); err != nil {
+		return nil, inField(err, "group")
+	}
+	if err := checkPosition(req.GetStart(), "start"); err != nil {
+		return nil, err
+	}
+	g, existed, err := a.b.createGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetPolicy(), req.GetStart())
+	if err != nil {
+		return nil, err
+	}
+	return &strandmqv1.CreateGroupResponse{Group: groupProto(req.GetTopic(), g), Existed: existed}, nil
+}
+
+// ListGroups lists groups with their counts.
+func (a groupAPI) ListGroups(ctx context.Context, req *strandmqv1.ListGroupsRequest) (*strandmqv1.ListGroupsResponse, error) {
+	var list []*coordinator.Topic
+	if req.GetTopic() != "" {
+		t, err := a.b.topic(req.GetTopic())
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, t.Topic)
+	} else {
+		for t := range a.b.coord.View().Topics() {
+			if t.Phase == coordinator.Ready {
+				list = append(list, t)
+			}
+		}
+	}
+	res := &strandmqv1.ListGroupsResponse{}
+	for _, t := range list {
+		for g := range t.Groups() {
+			if g.Phase != coordinator.Ready {
+				continue
+			}
+			line := &strandmqv1.GroupSummary{Group: groupProto(t.Name, g), Members: uint32(len(g.Members))}
+			// A partition that cannot be asked leaves the counts out: a wrong
+			// sum is worse than none. DescribeGroup says what is wrong.
+			if states, err := a.b.states(ctx, t, g); err == nil {
+				line.Counts = sum(states)
+			} else if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+			res.Groups = append(res.Groups, line)
+		}
+	}
+	return res, nil
+}
+
+// DescribeGroup gives all that is known of a group.
+func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGroupRequest) (*strandmqv1.DescribeGroupResponse, error) {
+	t, g, err := a.b.group(req.GetTopic(), req.GetGroup())
+	if err != nil {
+		return nil, err
+	}
+	states, err := a.b.states(ctx, t.Topic, g)
+	if err != nil {
+		return nil, err
+	}
+	res := &strandmqv1.DescribeGroupResponse{Group: groupProto(t.Name, g), Counts: sum(states)}
+	holds := map[string]uint64{}
+	for i, s := range states {
+		out := &strandmqv1.GroupPartition{
+			Partition: uint32(i), LogIndex: uint64(s.Position.Index), Floor: uint64(s.Floor), Scanned: uint64(s.Scanned),
+			End: uint64(s.Position.End), Start: uint64(s.Start), Counts: countsProto(s.Counts), ResetEpoch: s.Epoch,
+		}
+		for _, st := range s.Stalls {
+			line := &strandmqv1.Stall{
+				Reason: st.Reason, Offset: uint64(st.Offset), Until: timestampOrNil(int64(st.Until)),
+				Waiting: st.Waiting, Attempts: st.Attempts, Member: st.Member, Text: valid(st.Text),
+			}
+			if st.HasKey {
+				line.Key = keyText(st.Key)
+			}
+			out.Stalls = append(out.Stalls, line)
+		}
+		for _, h := range s.Members {
+			holds[h.Member] += h.InFlight
+		}
+		res.Partitions = append(res.Partitions, out)
+	}
+	for _, m := range g.Members {
+		res.Members = append(res.Members, &strandmqv1.Member{
+			Name: m.Name, Assignment: assignment(m), Joined: timestampOrNil(int64(m.Joined)),
+			LastSeen: timestampOrNil(int64(a.b.coord.LastHeard(m.Session))), InFlight: holds[m.Name],
+		})
+	}
+	return res, nil
+}
+
+// AlterGroup changes a policy.
+func (a groupAPI) AlterGroup(ctx context.Context, req *strandmqv1.AlterGroupRequest) (*strandmqv1.AlterGroupResponse, error) {
+	t, _, err := a.b.group(req.GetTopic(), req.GetGroup())
+	if err != nil {
+		return nil, err
+	}
+	g, err := a.b.coord.AlterGroup(ctx, req.GetTopic(), req.GetGroup(), func(policy *strandmqv1.GroupPolicy) error {
+		return withPolicy(policy, req.GetPolicy())
+	})
+	if err != nil {
+		return nil, err
+	}
+	if g, err = a.b.logged(ctx, t, g); err != nil {
+		return nil, err
+	}
+	return &strandmqv1.AlterGroupResponse{Group: groupProto(t.Name, g)}, nil
+}
+
+// ResetGroup moves a group.
+func (a groupAPI) ResetGroup(ctx context.Context, req *strandmqv1.ResetGroupRequest) (*strandmqv1.ResetGroupResponse, error) {
+	t, g, err := a.b.group(req.GetTopic(), req.GetGroup())
+	if err != nil {
+		return nil, err
+	}
+	if req.GetTo().GetAt() == nil {
+		return nil, refuse("BAD_VALUE", "to", "say where to: earliest, latest, offset, from_end or time")
+	}
+	if err := checkPosition(req.GetTo(), "to"); err != nil {
+		return nil, err
+	}
+	if req.Partition != nil {
+		if _, err := t.number(req.GetPartition()); err != nil {
+			return nil, err
+		}
+	}
+	moved := make([]*strandmqv1.ResetPartition, len(t.Partitions))
+	gid := consumer.GroupID(g.ID)
+	err = each(ctx, t.Topic, func(ctx context.Context, i int, id partition.PartitionID) error {
+		if req.Partition != nil && req.GetPartition() != uint32(i) {
+			return nil
+		}
+		to, err := a.b.resolve(id, req.GetTo())
+		if err != nil {
+			return err
+		}
+		var from partition.Offset
+		if req.GetDryRun() {
+			s, err := a.b.groups.Stats(ctx, id, gid)
+			if err != nil {
+				return err
+			}
+			from = s.Floor
+		} else if from, err = a.b.groups.Reset(ctx, id, gid, to); err != nil {
+			return err
+		}
+		moved[i] = &strandmqv1.ResetPartition{Partition: uint32(i), From: uint64(from), To: uint64(to)}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	res := &strandmqv1.ResetGroupResponse{}
+	for _, m := range moved {
+		if m != nil {
+			res.Partitions = append(res.Partitions, m)
+		}
+	}
+	return res, nil
+}
+
+// PauseGroup stops hand-outs.
+func (a groupAPI) PauseGroup(ctx context.Context, req *strandmqv1.PauseGroupRequest) (*strandmqv1.PauseGroupResponse, error) {
+	g, err := a.pause(ctx, req.GetTopic(), req.GetGroup(), true)
+	if err != nil {
+		return nil, err
+	}
+	return &strandmqv1.PauseGroupResponse{Group: g}, nil
+}
+
+// ResumeGroup starts them again.
+func (a groupAPI) ResumeGroup(ctx context.Context, req *strandmqv1.ResumeGroupRequest) (*strandmqv1.ResumeGroupResponse, error) {
+	g, err := a.pause(ctx, req.GetTopic(), req.GetGroup(), false)
+	if err != nil {
+		return nil, err
+	}
+	return &strandmqv1.ResumeGroupResponse{Group: g}, nil
+}
+
+func (a groupAPI) pause(ctx context.Context, topic, group string, paused bool) (*strandmqv1.Group, error) {
+	t, _, err := a.b.group(topic, group)
+	if err != nil {
+		return nil, err
+	}
+	g, err := a.b.coord.SetPaused(ctx, topic, group, paused)
+	if err != nil {
+		return nil, err
+	}
+	if g, err = a.b.logged(ctx, t, g); err != nil {
+		return nil, err
+	}
+	return groupProto(topic, g), nil
+}
+
+// DeleteGroup deletes a group and its dead letters.
+func (a groupAPI) DeleteGroup(ctx context.Context, req *strandmqv1.DeleteGroupRequest) (*strandmqv1.DeleteGroupResponse, error) {
+	t, err := a.b.topic(req.GetTopic())
+	if err != nil {
+		return nil, err
+	}
+	if err := names.Group(req.GetGroup()); err != nil {
+		return nil, inField(err, "group")
+	}
+	g, err := a.b.coord.DeleteGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetConfirm())
+	if err != nil {
+		return nil, err
+	}
+	if err := a.b.removeGroup(ctx, t.Topic, g); err != nil {
+		return nil, err
+	}
+	a.b.metrics.forgetGroup(t.Name, g.Name)
+	return &strandmqv1.DeleteGroupResponse{}, nil
+}
+
+// ensureGroup finds a group, or creates it with the default policy when asked
+// to.
+func (b *Broker) ensureGroup(ctx context.Context, topicName, groupName string, create bool) (*topic, *coordinator.Group, error) {
+	t, g, err := b.group(topicName, groupName)
+	if err == nil || !create {
+		return t, g, err
+	}
+	if r := translate(err).reason; r != "UNKNOWN_GROUP" && r != "IN_PROGRESS" {
+		return nil, nil, err
+	}
+	if _, err := b.topic(topicName); err != nil {
+		return nil, nil, err
+	}
+	if _, _, err := b.createGroup(ctx, topicName, groupName, nil, nil); err != nil {
+		if translate(err).reason != "GROUP_EXISTS" { // someone was faster, with a policy of their own
+			return nil, nil, err
+		}
+	}
+	return b.group(topicName, groupName)
+}
+
+// createGroup creates a group, or finds one with the same policy.
+func (b *Broker) createGroup(ctx context.Context, topicName, groupName string, change *strandmqv1.GroupPolicy, start *strandmqv1.StartPosition) (*coordinator.Group, bool, error) {
+	policy := policyProto(consumer.Default())
+	if err := withPolicy(policy, change); err != nil {
+		return nil, false, err
+	}
+	g, existed, err := b.coord.CreateGroup(ctx, coordinator.GroupSpec{Topic: topicName, Name: groupName, Policy: policy, Start: start})
+	if err != nil {
+		return nil, false, err
+	}
+	t, err := b.topic(topicName)
+	if err != nil {
+		return nil, false, err
+	}
+	g, err = b.logged(ctx, t, g)
+	return g, existed, err
+}
+
+// logged sees to it that every partition has logged the group as it is.
+func (b *Broker) logged(ctx context.Context, t *topic, g *coordinator.Group) (*coordinator.Group, error) {
+	if g.Phase == coordinator.Ready && g.Logged >= g.Revision {
+		return g, nil
+	}
+	return b.readyGroup(ctx, t.Topic, g)
+}
+
+// states asks every partition for a group's state.
+func (b *Broker) states(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]consumer.GroupState, error) {
+	var mu sync.Mutex
+	out := make([]consumer.GroupState, len(t.Partitions))
+	err := each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
+		s, err := b.groups.Stats(ctx, id, consumer.GroupID(g.ID))
+		mu.Lock()
+		defer mu.Unlock()
+		out[i] = s
+		return err
+	})
+	return out, err
+}
+
+func sum(states []consumer.GroupState) *strandmqv1.GroupCounts {
+	out := &strandmqv1.GroupCounts{}
+	for _, s := range states {
+		c := countsProto(s.Counts)
+		out.Ready += c.GetReady()
+		out.Blocked += c.GetBlocked()
+		out.InFlight += c.GetInFlight()
+		out.BackingOff += c.GetBackingOff()
+		out.Parked += c.GetParked()
+		out.Dead += c.GetDead()
+		out.Acked += c.GetAcked()
+		out.Skipped += c.GetSkipped()
+		out.NotScanned += c.GetNotScanned()
+		out.Lag += c.GetLag()
+		out.HandedOut += c.GetHandedOut()
+		out.Retried += c.GetRetried()
+	}
+	return out
+}
+
+func countsProto(c consumer.Counts) *strandmqv1.GroupCounts {
+	return &strandmqv1.GroupCounts{
+		Ready: c.Ready, Blocked: c.Blocked, InFlight: c.InFlight, BackingOff: c.BackingOff, Parked: c.Parked, Dead: c.Dead,
+		Acked: c.Acked, Skipped: c.Skipped, NotScanned: c.NotScanned, Lag: c.Lag(), HandedOut: c.HandedOut, Retried: c.Retried,
+	}
+}
+
+func groupProto(topic string, g *coordinator.Group) *strandmqv1.Group {
+	return &strandmqv1.Group{Topic: topic, Name: g.Name, Policy: g.Policy, Paused: g.Paused, Created: timestampOrNil(int64(g.Created))}
+}

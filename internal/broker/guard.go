@@ -1,0 +1,289 @@
+package broker
+
+import (
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"mime"
+	"net"
+	"net/http"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protojson"
+	"google.golang.org/protobuf/proto"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// guard stands before everything that the port serves. Without access tokens
+// these checks are what keeps a web page, opened in a browser on this machine,
+// from using the broker:
+//
+//   - the host allow-list stops a name that was rebound to 127.0.0.1: such
+//     requests are same-origin, so nothing else would see them;
+//   - the cross-origin check stops other sites' requests that change something;
+//   - the content types are such that a browser asks first (and there is no CORS
+//     answer, so it is told no), which leaves forms and beacons out;
+//   - no GET changes anything.
+//
+// It also bounds what one request, and all together, may make the node hold:
+// bytes and time of a body, time to take an answer.
+type guard struct {
+	log     *slog.Logger
+	next    http.Handler
+	hosts   map[string]bool // lower case, without port
+	origins *http.CrossOriginProtection
+
+	bodyTime  time.Duration // for a body to arrive, and for an answer to be taken
+	inFlight  atomic.Int64  // bytes of request bodies held now
+	maxFlight int64
+	rejected  func(reason string)
+}
+
+// streaming are paths whose calls live as long as the caller likes: their
+// bodies have no time limit.
+func streaming(path string) bool {
+	return strings.HasPrefix(path, "/grpc.reflection.") || strings.HasPrefix(path, "/grpc.health.")
+}
+
+// maxBody is the most bytes that a request to path may carry. Publishing takes
+// 4 MiB of messages, written as JSON with base64.
+func maxBody(path string) int64 {
+	switch {
+	case strings.HasSuffix(path, "/Publish"):
+		return 8 << 20
+	case strings.HasSuffix(path, "/Settle"):
+		return 4 << 20
+	default:
+		return 1 << 20
+	}
+}
+
+func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	defer g.recover(w, r)
+	h := w.Header()
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Content-Security-Policy", "default-src 'none'; frame-ancestors 'none'")
+	h.Set("Referrer-Policy", "no-referrer")
+	h.Set("Cross-Origin-Resource-Policy", "same-origin")
+	h.Set("Cache-Control", "no-store")
+
+	if !g.hostAllowed(r.Host) {
+		g.refuse(w, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with that name allowed", quote(r.Host)))
+		return
+	}
+	if err := g.origins.Check(r); err != nil {
+		g.refuse(w, http.StatusForbidden, refuse("CROSS_ORIGIN", "Origin", "this request comes from a web page of another origin, which may not use the broker"))
+		return
+	}
+	switch r.Method {
+	case http.MethodGet, http.MethodHead:
+		// Changes nothing: no method of the API takes GET.
+	case http.MethodPost:
+		if !contentTypeAllowed(r.Header.Get("Content-Type")) {
+			h.Set("Accept-Post", "application/json, application/proto, application/grpc, application/grpc-web")
+			g.refuse(w, http.StatusUnsupportedMediaType, refuse("BAD_CONTENT_TYPE", "Content-Type", "the content type %s is not one of an API call: send content-type: application/json", quote(r.Header.Get("Content-Type"))))
+			return
+		}
+	default:
+		h.Set("Allow", "POST, GET, HEAD")
+		g.refuse(w, http.StatusMethodNotAllowed, refuse("BAD_METHOD", "", "%s is not used here: API calls are POST", quote(r.Method)))
+		return
+	}
+
+	if r.Body != nil && r.Body != http.NoBody {
+		limit := maxBody(r.URL.Path)
+		if r.ContentLength > limit {
+			h.Set("Connection", "close") // the rest of the body is not worth reading
+			g.refuse(w, http.StatusRequestEntityTooLarge, tooLarge(limit))
+			return
+		}
+		b := &body{guard: g, from: http.MaxBytesReader(w, r.Body, limit), limit: limit, want: r.ContentLength}
+		defer b.release()
+		rc := http.NewResponseController(w)
+		if !streaming(r.URL.Path) {
+			_ = rc.SetReadDeadline(time.Now().Add(g.bodyTime)) // not every writer of a test can
+			b.arrived = func() { _ = rc.SetReadDeadline(time.Time{}) }
+		}
+		r.Body = b
+	}
+	if !streaming(r.URL.Path) {
+		w = &answer{ResponseWriter: w, rc: http.NewResponseController(w), time: g.bodyTime}
+	}
+	g.next.ServeHTTP(w, r)
+}
+
+// recover turns a panic into an answer without detail. The one panic that
+// net/http uses itself goes on.
+func (g *guard) recover(w http.ResponseWriter, r *http.Request) {
+	p := recover()
+	if p == nil {
+		return
+	}
+	if p == http.ErrAbortHandler { //nolint:errorlint // the value itself is the signal
+		panic(p)
+	}
+	ref := newReference()
+	g.log.Error("panic in a request", "ref", ref, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
+	g.refuse(w, http.StatusInternalServerError, internal(ref))
+}
+
+func (g *guard) refuse(w http.ResponseWriter, status int, r *refusal) {
+	g.rejected(r.reason)
+	writeRefusal(w, status, r)
+}
+
+// hostAllowed compares the Host header, without its port, to the allow-list.
+// An address of loopback written as numbers cannot have been rebound.
+func (g *guard) hostAllowed(host string) bool {
+	name := hostName(host)
+	if ip := net.ParseIP(name); ip != nil && ip.IsLoopback() {
+		return true
+	}
+	return g.hosts[name]
+}
+
+// hostName takes the port and the brackets off and lowers the case.
+func hostName(host string) string {
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	return strings.ToLower(strings.TrimSuffix(strings.TrimPrefix(host, "["), "]"))
+}
+
+// contentTypeAllowed holds the content types of Connect, gRPC and gRPC-Web. A
+// browser asks the server before it sends any of them across origins.
+func contentTypeAllowed(value string) bool {
+	t, _, err := mime.ParseMediaType(value)
+	if err != nil {
+		return false
+	}
+	switch t {
+	case "application/json", "application/proto",
+		"application/connect+json", "application/connect+proto",
+		"application/grpc", "application/grpc+proto", "application/grpc+json",
+		"application/grpc-web", "application/grpc-web+proto", "application/grpc-web+json":
+		return true
+	}
+	return false
+}
+
+// A body is a request's body with its bounds: its own size, and its part of the
+// bytes that all requests may hold at once.
+type body struct {
+	guard   *guard
+	from    io.ReadCloser
+	limit   int64
+	want    int64 // Content-Length, -1 when unknown
+	read    int64
+	held    int64 // counted into guard.inFlight
+	arrived func()
+}
+
+func (b *body) Read(p []byte) (int, error) {
+	n, err := b.from.Read(p)
+	b.read += int64(n)
+	if n > 0 {
+		b.held += int64(n)
+		if b.guard.inFlight.Add(int64(n)) > b.guard.maxFlight {
+			return 0, wireError(&refusal{reason: "BUSY", retryAfter: 100 * time.Millisecond, text: "too many requests are being read at once: wait and send it again"})
+		}
+	}
+	if (errors.Is(err, io.EOF) || b.read == b.want) && b.arrived != nil {
+		b.arrived() // waiting for deliveries is not slowness
+		b.arrived = nil
+	}
+	var over *http.MaxBytesError
+	if errors.As(err, &over) {
+		return n, wireError(tooLarge(b.limit))
+	}
+	return n, err
+}
+
+func (b *body) Close() error { return b.from.Close() }
+
+func (b *body) release() { b.guard.inFlight.Add(-b.held) }
+
+// An answer is cut when the caller does not take it in time; what is buffered
+// for a slow reader is at most one answer.
+type answer struct {
+	http.ResponseWriter
+	rc      *http.ResponseController
+	time    time.Duration
+	started bool
+}
+
+func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
+
+func (a *answer) Flush() { _ = a.rc.Flush() }
+
+func (a *answer) Write(p []byte) (int, error) {
+	if !a.started {
+		a.started = true
+		_ = a.rc.SetWriteDeadline(time.Now().Add(a.time))
+	}
+	return a.ResponseWriter.Write(p)
+}
+
+func tooLarge(limit int64) *refusal {
+	return refuse("REQUEST_TOO_LARGE", "", "the request is larger than %d bytes: split it", limit)
+}
+
+func internal(ref string) *refusal {
+	return &refusal{reason: "INTERNAL", text: "the broker failed to handle this; its log has the details under reference " + ref}
+}
+
+// problem is the refusal as the API writes it.
+func (r *refusal) problem() *strandmqv1.Problem {
+	p := &strandmqv1.Problem{Reason: r.reason, Message: valid(r.text), Field: valid(r.field)}
+	if r.retryAfter > 0 {
+		p.RetryAfterMs = max(1, r.retryAfter.Milliseconds())
+	}
+	return p
+}
+
+// writeRefusal answers before any protocol was spoken, in the shape of a Connect
+// error, which people can read and which the clients of all protocols map from
+// the status.
+func writeRefusal(w http.ResponseWriter, status int, r *refusal) {
+	p := r.problem()
+	wire, err := proto.Marshal(p)
+	if err != nil {
+		wire = nil // cannot be: a Problem of valid strings
+	}
+	text, _ := protojson.Marshal(p)
+	out, _ := json.Marshal(map[string]any{
+		"code":    rowOf(r.reason).code,
+		"message": p.GetMessage(),
+		"details": []map[string]any{{
+			"type":  "strandmq.v1.Problem",
+			"value": base64.RawStdEncoding.EncodeToString(wire),
+			"debug": json.RawMessage(text),
+		}},
+	})
+	w.Header().Set("Content-Type", "application/json")
+	if r.retryAfter > 0 {
+		w.Header().Set("Retry-After", strconv.Itoa(int((r.retryAfter+time.Second-1)/time.Second)))
+	}
+	w.WriteHeader(status)
+	_, _ = w.Write(append(out, '\n'))
+}
+
+// quote shows untrusted text in a message: one line, nothing that a terminal
+// would act on, not too long.
+func quote(s string) string {
+	if len(s) > 80 {
+		s = s[:80] + "..."
+	}
+	return fmt.Sprintf("%+q", s)
+}
+
+// valid makes a string fit for a protobuf field.
+func valid(s string) string { return strings.ToValidUTF8(s, "\uFFFD") }

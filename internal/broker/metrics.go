@@ -1,0 +1,145 @@
+package broker
+
+import (
+	"context"
+	"net/http"
+	"runtime"
+	"runtime/debug"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+)
+
+// metrics are what the node counts itself. What the log knows better (lag, in
+// flight, dead letters) is read from it when asked: see gather.
+//
+// Labels are names of topics and groups, of which there are bounded numbers;
+// never keys, ids or members.
+type metrics struct {
+	registry *prometheus.Registry
+
+	published      *prometheus.CounterVec
+	publishedBytes *prometheus.CounterVec
+	duplicates     *prometheus.CounterVec
+	refused        *prometheus.CounterVec
+	publishTime    *prometheus.HistogramVec
+
+	delivered    *prometheus.CounterVec
+	redelivered  *prometheus.CounterVec
+	settled      map[string]*prometheus.CounterVec // by action
+	deadLettered *prometheus.CounterVec
+	deliveryTime *prometheus.HistogramVec
+
+	rejects *prometheus.CounterVec
+	calls   *prometheus.HistogramVec
+}
+
+// latency buckets: from 100 µs, below which a call does not come, to 60 s, the
+// longest wait of a long poll.
+func latency() []float64 {
+	return []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
+}
+
+func newMetrics(version string) *metrics {
+	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "strandmq_" + name, Help: help}, labels)
+	}
+	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
+		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "strandmq_" + name, Help: help, Buckets: latency()}, labels)
+	}
+	m := &metrics{
+		registry:       prometheus.NewRegistry(),
+		published:      counter("messages_published_total", "Messages stored since the broker started, duplicates not counted.", "topic"),
+		publishedBytes: counter("bytes_published_total", "Bytes of keys, headers and bodies of the messages stored since the broker started.", "topic"),
+		duplicates:     counter("messages_duplicate_total", "Publishes since the broker started that were stored before and got the first receipt again.", "topic"),
+		refused:        counter("messages_refused_total", "Messages that were refused one by one since the broker started.", "topic", "reason"),
+		publishTime:    histogram("publish_duration_seconds", "From a publish call's arrival until all its messages are on disk or refused.", "topic"),
+		delivered:      counter("messages_delivered_total", "Deliveries in answers since the broker started; a delivery that was asked for again counts again.", "topic", "group"),
+		redelivered:    counter("messages_redelivered_total", "Of the deliveries in answers, those with a second or later attempt.", "topic", "group"),
+		deadLettered:   counter("messages_dead_lettered_by_members_total", "Nacks and rejects since the broker started that made a dead letter; strandmq_group_dead_messages has those of lapses too.", "topic", "group"),
+		deliveryTime:   histogram("delivery_latency_seconds", "From a message's publish to its first delivery's answer.", "topic", "group"),
+		rejects:        counter("rejected_total", "Calls that were refused as a whole since the broker started, by reason of docs/errors.md.", "reason"),
+		calls:          histogram("rpc_server_call_duration_seconds", "Calls answered, long polls with their wait.", "rpc_system_name", "rpc_method", "rpc_response_status_code"),
+		settled:        map[string]*prometheus.CounterVec{},
+	}
+	for action, help := range map[string]string{
+		"acked": "Acks confirmed", "nacked": "Nacks confirmed", "rejected": "Rejects confirmed", "extended": "Extends confirmed", "released": "Releases confirmed",
+	} {
+		m.settled[action] = counter("messages_"+action+"_total", help+" since the broker started; a repeat that succeeded counts again.", "topic", "group")
+		m.registry.MustRegister(m.settled[action])
+	}
+	m.registry.MustRegister(m.published, m.publishedBytes, m.duplicates, m.refused, m.publishTime, m.delivered, m.redelivered,
+		m.deadLettered, m.deliveryTime, m.rejects, m.calls, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "strandmq_build_info", Help: "What is running; always 1."}, []string{"version", "revision", "go"})
+	info.WithLabelValues(version, revision(), runtime.Version()).Set(1)
+	m.registry.MustRegister(info)
+	return m
+}
+
+// revision is the commit that the binary was built from, if it knows.
+func revision() string {
+	if b, ok := debug.ReadBuildInfo(); ok {
+		for _, s := range b.Settings {
+			if s.Key == "vcs.revision" {
+				return s.Value
+			}
+		}
+	}
+	return "unknown"
+}
+
+// call starts the clock of one call; the returned function stops it.
+func (m *metrics) call(procedure string) func(code string) {
+	start := time.Now()
+	return func(code string) {
+		m.calls.WithLabelValues("connect", strings.TrimPrefix(procedure, "/"), code).Observe(time.Since(start).Seconds())
+	}
+}
+
+func (m *metrics) rejected(reason string) { m.rejects.WithLabelValues(reason).Inc() }
+
+// forget drops a topic's series when it is deleted.
+func (m *metrics) forget(topic string) {
+	for _, v := range []*prometheus.CounterVec{m.published, m.publishedBytes, m.duplicates, m.refused, m.delivered, m.redelivered, m.deadLettered} {
+		v.DeletePartialMatch(prometheus.Labels{"topic": topic})
+	}
+	for _, v := range m.settled {
+		v.DeletePartialMatch(prometheus.Labels{"topic": topic})
+	}
+	m.publishTime.DeletePartialMatch(prometheus.Labels{"topic": topic})
+	m.deliveryTime.DeletePartialMatch(prometheus.Labels{"topic": topic})
+}
+
+// forgetGroup drops a group's series when it is deleted.
+func (m *metrics) forgetGroup(topic, group string) {
+	of := prometheus.Labels{"topic": topic, "group": group}
+	for _, v := range []*prometheus.CounterVec{m.delivered, m.redelivered, m.deadLettered} {
+		v.DeletePartialMatch(of)
+	}
+	for _, v := range m.settled {
+		v.DeletePartialMatch(of)
+	}
+	m.deliveryTime.DeletePartialMatch(of)
+}
+
+// handler serves the registry, and what collect reads from the log. At most two
+// scrapes run at once, each for at most 5 s.
+func (m *metrics) handler(collect func(context.Context, chan<- prometheus.Metric)) http.Handler {
+	m.registry.MustRegister(collector(collect))
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2, EnableOpenMetrics: true})
+}
+
+// collector reads metrics when asked. Their names depend on what exists, so it
+// describes none beforehand.
+type collector func(context.Context, chan<- prometheus.Metric)
+
+func (c collector) Describe(chan<- *prometheus.Desc) {}
+
+func (c collector) Collect(ch chan<- prometheus.Metric) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	c(ctx, ch)
+}

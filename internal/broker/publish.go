@@ -1,0 +1,124 @@
+package broker
+
+import (
+	"fmt"
+
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+	"github.com/strandmq/strandmq/router"
+)
+
+// hostLog lets the router publish to the partitions of this node.
+type hostLog struct{ host *partition.Host }
+
+// PublishAsync implements router.Log.
+func (l hostLog) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
+	return l.host.PublishAsync(partition.PartitionID(id), batch, func(stored []partition.Stored, err error) {
+		if err != nil {
+			done(nil, err)
+			return
+		}
+		out := make([]router.Stored, len(stored))
+		for i, s := range stored {
+			out[i] = router.Stored{Offset: uint64(s.Offset), Duplicate: s.Duplicate, Err: s.Err}
+		}
+		done(out, nil)
+	})
+}
+
+// A publication is one call's messages on their way: those that could be turned
+// into records go to the router, the others are refused in their places.
+type publication struct {
+	records []record.Record
+	place   []int         // records[i] was messages[place[i]]
+	refused map[int]error // by place
+	bytes   int           // of keys, ids, headers and bodies
+}
+
+// prepare turns messages into records, one by one. With a producer's sequence,
+// what follows a refused message is not sent: it would leave a gap.
+func prepare(messages []*strandmqv1.Message, sequenced bool) publication {
+	p := publication{records: make([]record.Record, 0, len(messages)), place: make([]int, 0, len(messages))}
+	for i, m := range messages {
+		r, refused := toRecord(m)
+		if refused != nil {
+			if p.refused == nil {
+				p.refused = map[int]error{}
+			}
+			p.refused[i] = refused
+			if sequenced {
+				for j := i + 1; j < len(messages); j++ {
+					p.refused[j] = &router.ErrNotSent{Earlier: i, Err: refused}
+				}
+				break
+			}
+			continue
+		}
+		p.bytes += recordBytes(r)
+		p.records = append(p.records, r)
+		p.place = append(p.place, i)
+	}
+	return p
+}
+
+// recordBytes is what a message counts in limits and metrics.
+func recordBytes(r record.Record) int {
+	n := len(r.Key) + len(r.ID) + len(r.Body)
+	for _, h := range r.Headers {
+		n += len(h.Name) + len(h.Value)
+	}
+	return n
+}
+
+// answer puts the router's results and the refusals in the order of the call.
+func (p publication) answer(n int, results []router.Result) []*strandmqv1.PublishResult {
+	out := make([]*strandmqv1.PublishResult, n)
+	for i, r := range results {
+		at := p.place[i]
+		if r.Err != nil {
+			out[at] = &strandmqv1.PublishResult{Problem: itemProblem("messages", at, r.Err)}
+			continue
+		}
+		out[at] = &strandmqv1.PublishResult{Receipt: &strandmqv1.Receipt{Partition: uint32(r.Partition), Offset: r.Offset, Duplicate: r.Duplicate}}
+	}
+	for at, err := range p.refused {
+		out[at] = &strandmqv1.PublishResult{Problem: itemProblem("messages", at, err)}
+	}
+	return out
+}
+
+// itemProblem is the refusal of one item of a list.
+func itemProblem(list string, i int, err error) *strandmqv1.Problem {
+	r := *translate(err)
+	if r.reason == "INTERNAL" {
+		r.text = "the broker failed to handle this one" // the details are for the log
+	}
+	item := fmt.Sprintf("%s[%d]", list, i)
+	if r.field != "" {
+		item += "." + r.field
+	}
+	r.field = item
+	return r.problem()
+}
+
+// wholeCall tells whether nothing was stored for one reason that passes: then
+// the call as a whole is refused, so that every client's retry sees it.
+func wholeCall(results []router.Result) error {
+	var reason string
+	for i, r := range results {
+		if r.Err == nil {
+			return nil
+		}
+		t := translate(r.Err)
+		if t.retryAfter == 0 || i > 0 && t.reason != reason {
+			return nil
+		}
+		reason = t.reason
+	}
+	switch reason {
+	case "QUEUE_FULL", "NOT_LEADER", "NOT_READY":
+		return results[0].Err
+	}
+	return nil
+}

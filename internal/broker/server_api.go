@@ -1,0 +1,118 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"time"
+
+	"connectrpc.com/connect"
+	"connectrpc.com/grpchealth"
+	"connectrpc.com/grpcreflect"
+
+	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
+)
+
+// services are the names that health and reflection speak of.
+func services() []string {
+	return []string{
+		strandmqv1connect.PublishServiceName, strandmqv1connect.ConsumeServiceName, strandmqv1connect.TopicServiceName,
+		strandmqv1connect.GroupServiceName, strandmqv1connect.DeadLetterServiceName, strandmqv1connect.TraceServiceName,
+		strandmqv1connect.NodeServiceName,
+	}
+}
+
+// routes puts everything that the port serves on one mux.
+func (b *Broker) routes() http.Handler {
+	mux := http.NewServeMux()
+	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready}
+	data, admin := handlerOptions(e, true), handlerOptions(e, false)
+	mux.Handle(strandmqv1connect.NewPublishServiceHandler(publishAPI{b}, data...))
+	mux.Handle(strandmqv1connect.NewConsumeServiceHandler(consumeAPI{b}, data...))
+	mux.Handle(strandmqv1connect.NewTopicServiceHandler(topicAPI{b}, admin...))
+	mux.Handle(strandmqv1connect.NewGroupServiceHandler(groupAPI{b}, admin...))
+	mux.Handle(strandmqv1connect.NewDeadLetterServiceHandler(deadAPI{b}, admin...))
+	mux.Handle(strandmqv1connect.NewTraceServiceHandler(traceAPI{b}, admin...))
+	mux.Handle(strandmqv1connect.NewNodeServiceHandler(nodeAPI{b}, admin...))
+
+	plain := []connect.HandlerOption{connect.WithInterceptors(e), connect.WithReadMaxBytes(1 << 20), connect.WithCompressMinBytes(32 << 10)}
+	mux.Handle(grpchealth.NewHandler(healthCheck{b}, plain...))
+	reflector := grpcreflect.NewStaticReflector(append(services(), grpchealth.HealthV1ServiceName)...)
+	mux.Handle(grpcreflect.NewHandlerV1(reflector, plain...))
+	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, plain...))
+
+	mux.Handle("GET /metrics", b.metrics.handler(b.collect))
+	b.probes(mux)
+	mux.HandleFunc("/", b.other)
+	return mux
+}
+
+// other answers for every path that is not served.
+func (b *Broker) other(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == "/" && r.Method != http.MethodPost {
+		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+		fmt.Fprintf(w, "StrandMQ %s\n\nAPI:     POST /strandmq.v1.<Service>/<Method>, content-type: application/json\nList:    gRPC reflection\nProbes:  /livez /startupz /readyz (?verbose)\nMetrics: /metrics\n", b.cfg.Version)
+		return
+	}
+	b.metrics.rejected("UNKNOWN_METHOD")
+	writeRefusal(w, http.StatusNotFound, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: API calls are POST /strandmq.v1.<Service>/<Method>", quote(r.URL.Path)))
+}
+
+// newServer makes the server. It answers HTTP/1.1 and HTTP/2 without TLS on one
+// port. There is no write timeout for all calls, which would cut long polls;
+// each answer gets its own once it begins (see guard).
+func (b *Broker) newServer() *http.Server {
+	var protocols http.Protocols
+	protocols.SetHTTP1(true)
+	protocols.SetUnencryptedHTTP2(true)
+	hosts := map[string]bool{"localhost": true}
+	for _, h := range b.cfg.AllowedHosts {
+		hosts[hostName(h)] = true
+	}
+	if name := hostName(b.cfg.Listen); name != "" {
+		hosts[name] = true
+	}
+	g := &guard{
+		log: b.log, next: b.routes(), hosts: hosts, origins: http.NewCrossOriginProtection(),
+		bodyTime: b.cfg.TransferTime, maxFlight: b.cfg.RequestBytes, rejected: b.metrics.rejected,
+	}
+	return &http.Server{
+		Handler:           g,
+		Protocols:         &protocols,
+		ReadHeaderTimeout: 5 * time.Second,
+		IdleTimeout:       2 * time.Minute,
+		MaxHeaderBytes:    32 << 10,
+		ErrorLog:          httpLog(b.log),
+		HTTP2: &http.HTTP2Config{
+			MaxConcurrentStreams: 128,
+			SendPingTimeout:      30 * time.Second,
+			PingTimeout:          15 * time.Second,
+			WriteByteTimeout:     30 * time.Second,
+		},
+		// A call's context ends when Close stops waiting for it.
+		BaseContext: func(net.Listener) context.Context { return b.calls },
+	}
+}
+
+// healthCheck answers gRPC health checks: the node's state for the empty name,
+// which every service shares.
+type healthCheck struct{ b *Broker }
+
+// Check implements grpchealth.Checker.
+func (h healthCheck) Check(_ context.Context, req *grpchealth.CheckRequest) (*grpchealth.CheckResponse, error) {
+	if req.Service != "" {
+		known := false
+		for _, s := range services() {
+			known = known || s == req.Service
+		}
+		if !known {
+			return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no service %s", quote(req.Service)))
+		}
+	}
+	if h.b.ready() != nil || len(h.b.faults()) > 0 && !strings.Contains(req.Service, "Node") {
+		return &grpchealth.CheckResponse{Status: grpchealth.StatusNotServing}, nil
+	}
+	return &grpchealth.CheckResponse{Status: grpchealth.StatusServing}, nil
+}

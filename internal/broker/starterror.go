@@ -1,0 +1,85 @@
+package broker
+
+import (
+	"errors"
+	"fmt"
+	"syscall"
+
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// StartReason says why a broker did not start.
+type StartReason string
+
+// The reasons.
+const (
+	BadConfig     StartReason = "BAD_CONFIG"     // Config.Validate says no
+	BadListen     StartReason = "BAD_LISTEN"     // not an address and port
+	NotLoopback   StartReason = "NOT_LOOPBACK"   // an address that others can reach
+	PortTaken     StartReason = "PORT_TAKEN"     // something listens there
+	FolderInUse   StartReason = "FOLDER_IN_USE"  // another broker has the folder open
+	FolderForeign StartReason = "FOLDER_FOREIGN" // something else is in the folder
+	FolderNewer   StartReason = "FOLDER_NEWER"   // a newer version wrote it
+	FolderDamaged StartReason = "FOLDER_DAMAGED" // what is stored is not what was written
+	FolderAccess  StartReason = "FOLDER_ACCESS"  // no right to read or write it
+	DiskFull      StartReason = "DISK_FULL"      // no room
+	StartFailed   StartReason = "START_FAILED"   // anything else
+)
+
+// StartError is why a broker did not start, with the way out in its text.
+type StartError struct {
+	Reason StartReason
+	Text   string
+	Err    error
+}
+
+// Error is for people.
+func (e *StartError) Error() string { return e.Text }
+
+// Unwrap gives the error below.
+func (e *StartError) Unwrap() error { return e.Err }
+
+// startError gives whatever stopped the start its reason.
+func startError(err error) error {
+	var (
+		started *StartError
+		inUse   *logstore.ErrInUse
+		foreign *logstore.ErrForeign
+		none    *logstore.ErrNoStore
+		newer   *logstore.ErrNewerFormat
+		damaged *logstore.ErrDamaged
+		access  *logstore.ErrAccess
+		full    *logstore.ErrDiskFull
+	)
+	reason := StartFailed
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &started):
+		return err
+	case errors.As(err, &inUse):
+		reason = FolderInUse
+	case errors.As(err, &foreign), errors.As(err, &none):
+		reason = FolderForeign
+	case errors.As(err, &newer):
+		reason = FolderNewer
+	case errors.As(err, &damaged):
+		reason = FolderDamaged
+	case errors.As(err, &access):
+		reason = FolderAccess
+	case errors.As(err, &full):
+		reason = DiskFull
+	}
+	return &StartError{Reason: reason, Text: err.Error(), Err: err}
+}
+
+// listenError names the usual reasons for a port that cannot be had.
+func listenError(addr string, err error) error {
+	switch {
+	case errors.Is(err, syscall.EADDRINUSE):
+		return &StartError{Reason: PortTaken, Err: err, Text: fmt.Sprintf("%s is taken by another program, perhaps another broker: stop it, or choose another port with --listen", addr)}
+	case errors.Is(err, syscall.EACCES):
+		return &StartError{Reason: BadListen, Err: err, Text: fmt.Sprintf("%s may not be used by this user: choose a port of 1024 or above", addr)}
+	}
+	return &StartError{Reason: BadListen, Err: err, Text: fmt.Sprintf("cannot listen on %s: %v", addr, err)}
+}

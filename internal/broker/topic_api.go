@@ -1,0 +1,101 @@
+package broker
+
+import (
+	"context"
+
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/names"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// topicAPI is strandmq.v1.TopicService.
+type topicAPI struct{ b *Broker }
+
+// CreateTopic creates a topic and its partitions.
+func (a topicAPI) CreateTopic(ctx context.Context, req *strandmqv1.CreateTopicRequest) (*strandmqv1.CreateTopicResponse, error) {
+	if err := names.Topic(req.GetTopic()); err != nil {
+		return nil, inField(err, "topic")
+	}
+	if n := req.GetPartitions(); n > 1024 {
+		return nil, refuse("BAD_VALUE", "partitions", "%d is not 1 to 1,024", n)
+	}
+	t, existed, err := a.b.coord.CreateTopic(ctx, coordinator.TopicSpec{Name: req.GetTopic(), Partitions: int(req.GetPartitions()), Config: req.GetConfig()})
+	if err != nil {
+		return nil, err
+	}
+	if t.Phase != coordinator.Ready {
+		if t, err = a.b.readyTopic(ctx, t); err != nil {
+			return nil, err
+		}
+	}
+	return &strandmqv1.CreateTopicResponse{Topic: topicProto(t), Existed: existed}, nil
+}
+
+// ListTopics lists all topics in use.
+func (a topicAPI) ListTopics(context.Context, *strandmqv1.ListTopicsRequest) (*strandmqv1.ListTopicsResponse, error) {
+	res := &strandmqv1.ListTopicsResponse{}
+	for t := range a.b.coord.View().Topics() {
+		if t.Phase == coordinator.Ready {
+			res.Topics = append(res.Topics, topicProto(t))
+		}
+	}
+	return res, nil
+}
+
+// DescribeTopic gives settings and partitions.
+func (a topicAPI) DescribeTopic(_ context.Context, req *strandmqv1.DescribeTopicRequest) (*strandmqv1.DescribeTopicResponse, error) {
+	t, err := a.b.topic(req.GetTopic())
+	if err != nil {
+		return nil, err
+	}
+	res := &strandmqv1.DescribeTopicResponse{Topic: topicProto(t.Topic)}
+	for i, p := range t.Partitions {
+		out := &strandmqv1.PartitionInfo{Partition: uint32(i), HashFirst: p.Range.First, HashLast: p.Range.Last}
+		if info, err := a.b.host.Info(p.ID); err != nil {
+			out.Fault = translate(err).text
+		} else {
+			out.StartOffset, out.EndOffset = uint64(info.Position.Start), uint64(info.Position.End)
+			out.Bytes, out.Duplicates, out.Fault = info.Bytes, info.Duplicates, info.Fault
+		}
+		res.Partitions = append(res.Partitions, out)
+	}
+	for g := range t.Groups() {
+		if g.Phase == coordinator.Ready {
+			res.Groups = append(res.Groups, g.Name)
+		}
+	}
+	return res, nil
+}
+
+// AlterTopic changes settings.
+func (a topicAPI) AlterTopic(ctx context.Context, req *strandmqv1.AlterTopicRequest) (*strandmqv1.AlterTopicResponse, error) {
+	t, err := a.b.topic(req.GetTopic())
+	if err != nil {
+		return nil, err
+	}
+	altered, err := a.b.coord.AlterTopic(ctx, t.Name, req.GetConfig())
+	if err != nil {
+		return nil, err
+	}
+	return &strandmqv1.AlterTopicResponse{Topic: topicProto(altered)}, nil
+}
+
+// DeleteTopic deletes a topic and all in it.
+func (a topicAPI) DeleteTopic(ctx context.Context, req *strandmqv1.DeleteTopicRequest) (*strandmqv1.DeleteTopicResponse, error) {
+	if err := names.Topic(req.GetTopic()); err != nil {
+		return nil, inField(err, "topic")
+	}
+	t, err := a.b.coord.DeleteTopic(ctx, req.GetTopic(), req.GetConfirm())
+	if err != nil {
+		return nil, err
+	}
+	if err := a.b.removeTopic(ctx, t); err != nil {
+		return nil, err
+	}
+	a.b.metrics.forget(t.Name)
+	return &strandmqv1.DeleteTopicResponse{}, nil
+}
+
+func topicProto(t *coordinator.Topic) *strandmqv1.Topic {
+	return &strandmqv1.Topic{Name: t.Name, Partitions: uint32(len(t.Partitions)), Config: t.Config.Proto(), Created: timestampOrNil(int64(t.Created))}
+}

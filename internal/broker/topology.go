@@ -1,0 +1,265 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/partition"
+	"github.com/strandmq/strandmq/router"
+)
+
+// A topic is a topic of the map with what calls need of it worked out.
+type topic struct {
+	*coordinator.Topic
+	table *router.Table
+	place map[partition.PartitionID]uint32
+}
+
+func newTopic(t *coordinator.Topic, revision uint64) (*topic, error) {
+	targets := make([]router.Target, len(t.Partitions))
+	place := make(map[partition.PartitionID]uint32, len(t.Partitions))
+	for i, p := range t.Partitions {
+		targets[i] = router.Target{ID: uint64(p.ID), Range: p.Range}
+		place[p.ID] = uint32(i)
+	}
+	table, err := router.NewTable(revision, t.Seed, targets)
+	if err != nil {
+		return nil, err
+	}
+	return &topic{Topic: t, table: table, place: place}, nil
+}
+
+func (t *topic) maxBody() int { return int(t.Config.MaxBody) }
+
+// number checks a partition's number and gives its id.
+func (t *topic) number(n uint32) (partition.PartitionID, error) {
+	if int64(n) >= int64(len(t.Partitions)) {
+		return 0, refuse("UNKNOWN_PARTITION", "partition", "topic %s has partitions 0 to %d, and no %d", t.Name, len(t.Partitions)-1, n)
+	}
+	return t.Partitions[n].ID, nil
+}
+
+// topics remembers the worked-out topics of the present map. A topic that has
+// not changed between two maps is the same pointer in both.
+type topics struct {
+	mu   sync.Mutex
+	of   map[*coordinator.Topic]*topic // guarded by mu
+	from *coordinator.Map              // guarded by mu: the map that of was last swept for
+}
+
+func (s *topics) get(m *coordinator.Map, t *coordinator.Topic) (*topic, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if out, ok := s.of[t]; ok {
+		return out, nil
+	}
+	if s.from != m {
+		// Sweep what the newer map no longer has.
+		live := make(map[*coordinator.Topic]*topic, len(s.of))
+		for t := range m.Topics() {
+			if out, ok := s.of[t]; ok {
+				live[t] = out
+			}
+		}
+		s.of, s.from = live, m
+	}
+	out, err := newTopic(t, m.Revision)
+	if err != nil {
+		return nil, err
+	}
+	s.of[t] = out
+	return out, nil
+}
+
+// topic finds a topic in use.
+func (b *Broker) topic(name string) (*topic, error) {
+	if err := names.Topic(name); err != nil {
+		return nil, inField(err, "topic")
+	}
+	m := b.coord.View()
+	t, err := m.Topic(name)
+	if err != nil {
+		return nil, err
+	}
+	return b.topics.get(m, t)
+}
+
+// group finds a group in use, with its topic.
+func (b *Broker) group(topicName, groupName string) (*topic, *coordinator.Group, error) {
+	if err := names.Topic(topicName); err != nil {
+		return nil, nil, inField(err, "topic")
+	}
+	if err := names.Group(groupName); err != nil {
+		return nil, nil, inField(err, "group")
+	}
+	m := b.coord.View()
+	t, g, err := m.Group(topicName, groupName)
+	if err != nil {
+		return nil, nil, err
+	}
+	out, err := b.topics.get(m, t)
+	return out, g, err
+}
+
+// inField names the field of a name that was refused.
+func inField(err error, field string) error {
+	r := *translate(err)
+	r.field = field
+	return &r
+}
+
+// each runs fn for every partition of a topic, a few at a time: a commit serves
+// many partitions at once, so waiting for them one by one would cost one fsync
+// each. It gives the first error.
+func each(ctx context.Context, t *coordinator.Topic, fn func(ctx context.Context, i int, id partition.PartitionID) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 64)
+	for i, p := range t.Partitions {
+		slots <- struct{}{}
+		if ctx.Err() != nil {
+			break
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			if err := fn(ctx, i, p.ID); err != nil {
+				cancel(err) // the first one stays
+			}
+		})
+	}
+	wg.Wait()
+	return context.Cause(ctx)
+}
+
+// readyTopic does the partitions' part of a topic that was begun.
+func (b *Broker) readyTopic(ctx context.Context, t *coordinator.Topic) (*coordinator.Topic, error) {
+	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+		return b.host.Create(ctx, id)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b.coord.FinishTopic(ctx, t.ID)
+}
+
+// removeTopic does the partitions' part of a deletion that was begun.
+func (b *Broker) removeTopic(ctx context.Context, t *coordinator.Topic) error {
+	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+		return b.host.Drop(ctx, id)
+	})
+	if err != nil {
+		return err
+	}
+	return b.coord.RemoveTopic(ctx, t.ID)
+}
+
+// readyGroup has every partition log a group as the map has it, new or changed.
+// Each step changes nothing where it was done before.
+func (b *Broker) readyGroup(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) (*coordinator.Group, error) {
+	policy := policyOf(g.Policy)
+	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+		start, err := b.resolve(id, g.Start)
+		if err != nil {
+			return err
+		}
+		gid := consumer.GroupID(g.ID)
+		if err := b.groups.CreateGroup(ctx, id, consumer.GroupSpec{ID: gid, Name: g.Name, Policy: policy, Start: start, Paused: g.Paused}); err != nil {
+			return err
+		}
+		if g.Revision == 1 {
+			return nil
+		}
+		if err := b.groups.SetPolicy(ctx, id, gid, policy); err != nil {
+			return err
+		}
+		return b.groups.SetPaused(ctx, id, gid, g.Paused)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return b.coord.FinishGroup(ctx, g.ID, g.Revision)
+}
+
+// removeGroup has every partition forget a group.
+func (b *Broker) removeGroup(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) error {
+	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+		return b.groups.DeleteGroup(ctx, id, consumer.GroupID(g.ID))
+	})
+	if err != nil {
+		return err
+	}
+	return b.coord.RemoveGroup(ctx, g.ID)
+}
+
+// reconcile finishes whatever a stop left half done: topics and groups on their
+// way in or out, partitions that belong to nothing. Every step may have been
+// done before. What fails is logged and tried again at the next start, or when
+// somebody asks for the same thing again: one damaged partition must not keep
+// the others from serving.
+func (b *Broker) reconcile(ctx context.Context) error {
+	m := b.coord.View()
+	owned := m.Partitions()
+	for _, id := range b.host.Partitions() {
+		if _, ok := owned[id]; id == partition.Metadata || ok {
+			continue
+		}
+		b.log.Info("dropping a partition that belongs to no topic", "partition", id)
+		if err := b.host.Drop(ctx, id); err != nil {
+			b.log.Error("cannot drop a partition", "partition", id, "err", err)
+		}
+	}
+	todo := m.Unfinished()
+	for _, t := range todo.Topics {
+		var err error
+		if b.log.Info("finishing a topic", "topic", t.Name, "phase", t.Phase); t.Phase == coordinator.Deleting {
+			err = b.removeTopic(ctx, t)
+		} else {
+			_, err = b.readyTopic(ctx, t)
+		}
+		if err != nil {
+			b.log.Error("cannot finish a topic", "topic", t.Name, "phase", t.Phase, "err", err)
+		}
+	}
+	for _, g := range todo.Groups {
+		t, ok := m.TopicByID(g.Topic)
+		if !ok {
+			continue
+		}
+		var err error
+		if b.log.Info("finishing a group", "topic", t.Name, "group", g.Name, "phase", g.Phase); g.Phase == coordinator.Deleting {
+			err = b.removeGroup(ctx, t, g)
+		} else {
+			_, err = b.readyGroup(ctx, t, g)
+		}
+		if err != nil {
+			b.log.Error("cannot finish a group", "topic", t.Name, "group", g.Name, "phase", g.Phase, "err", err)
+		}
+	}
+	held := map[partition.PartitionID]bool{}
+	for _, id := range b.host.Partitions() {
+		held[id] = true
+	}
+	for t := range b.coord.View().Topics() {
+		for i, p := range t.Partitions {
+			if t.Phase == coordinator.Ready && !held[p.ID] {
+				// A topic in use has all its partitions on disk; an empty one in
+				// its place would take lost messages for none.
+				return fmt.Errorf("topic %s: partition %d (%v) is in the metadata and not in the store: restore the data folder from a copy", t.Name, i, p.ID)
+			}
+		}
+	}
+	return ctx.Err()
+}
+
+// overdue tells an error of a deletion or creation that somebody else finished
+// in the meantime.
+func overdue(err error) bool {
+	var gone *coordinator.ErrNotFound
+	return errors.As(err, &gone)
+}

@@ -1,0 +1,169 @@
+package broker
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// traceAPI is strandmq.v1.TraceService.
+type traceAPI struct{ b *Broker }
+
+// The bounds of one Trace.
+const (
+	maxTraced      = 20
+	maxTraceEvents = 1000
+	maxTraceBytes  = 256 << 20 // of record batches looked through for repeats
+)
+
+// Trace reads one message's life back from the log.
+func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*strandmqv1.TraceResponse, error) {
+	t, err := a.b.topic(req.GetTopic())
+	if err != nil {
+		return nil, err
+	}
+	var where []place
+	switch which := req.GetWhich().(type) {
+	case *strandmqv1.TraceRequest_Id:
+		if where, err = a.b.findID(ctx, t, which.Id); err != nil {
+			return nil, err
+		}
+		if len(where) == 0 {
+			return nil, refuse("UNKNOWN_MESSAGE", "id", "topic %s keeps no message with id %s", t.Name, quote(which.Id))
+		}
+	case *strandmqv1.TraceRequest_Place:
+		id, err := t.number(which.Place.GetPartition())
+		if err != nil {
+			return nil, err
+		}
+		pos, err := a.b.host.Position(id)
+		if err != nil {
+			return nil, err
+		}
+		o := partition.Offset(which.Place.GetOffset())
+		if o < pos.Start || o >= pos.End {
+			return nil, refuse("UNKNOWN_MESSAGE", "place.offset", "partition %d keeps offsets from %d to before %d, and not %d", which.Place.GetPartition(), pos.Start, pos.End, o)
+		}
+		where = []place{{int(which.Place.GetPartition()), id, o}}
+	default:
+		return nil, refuse("BAD_VALUE", "which", "name a message, by id or place")
+	}
+	res := &strandmqv1.TraceResponse{}
+	for _, p := range where[:min(len(where), maxTraced)] {
+		m, err := a.b.trace(ctx, t, p)
+		if err != nil {
+			return nil, err
+		}
+		res.Messages = append(res.Messages, m)
+	}
+	return res, nil
+}
+
+// trace puts one message's life together: its publish and repeats from the
+// batches of the log, the rest from the groups' commands, both in the log's
+// order.
+func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.MessageTrace, error) {
+	list, err := b.host.ReadAt(p.id, []partition.Offset{p.offset})
+	if err != nil {
+		return nil, err
+	}
+	if len(list) != 1 {
+		return nil, errors.New("a message in the log's range cannot be read")
+	}
+	msg := list[0]
+	out := &strandmqv1.MessageTrace{
+		Message:   fromRecord(msg.Record, int64(msg.PublishTime), strandmqv1.BodyFormat_BODY_FORMAT_UNSPECIFIED),
+		Partition: uint32(p.number), Offset: uint64(p.offset),
+	}
+	published, truncated, err := b.publishes(ctx, p, msg)
+	if err != nil {
+		return nil, err
+	}
+	events, more, err := b.groups.Trace(ctx, p.id, p.offset, maxTraceEvents)
+	if err != nil {
+		return nil, err
+	}
+	out.Truncated = truncated || more
+	out.Events = published
+	m := b.coord.View()
+	for _, e := range events {
+		name := e.Group.String() // a group that was deleted meanwhile
+		if g, ok := m.GroupByID(coordinator.GroupID(e.Group)); ok {
+			name = g.Name
+		}
+		out.Events = append(out.Events, &strandmqv1.TraceEvent{
+			Time: timestampOrNil(int64(e.Time)), LogIndex: uint64(e.Index), Group: name, What: e.What,
+			Member: e.Member, Attempt: e.Attempt, Detail: valid(e.Detail),
+		})
+	}
+	slices.SortStableFunc(out.Events, func(x, y *strandmqv1.TraceEvent) int { return cmp.Compare(x.GetLogIndex(), y.GetLogIndex()) })
+	states, err := b.groups.MessageState(ctx, p.id, p.offset)
+	if err != nil {
+		return nil, err
+	}
+	for _, s := range states {
+		out.States = append(out.States, &strandmqv1.TraceState{Group: s.Name, State: s.State, Attempts: s.Attempts, Detail: valid(s.Detail)})
+	}
+	return out, nil
+}
+
+// publishes finds a message's publish and, if it has an id, the repeats of it
+// that stored nothing. It looks through a bounded part of the log.
+func (b *Broker) publishes(ctx context.Context, p place, msg partition.Message) (out []*strandmqv1.TraceEvent, truncated bool, err error) {
+	first, err := b.host.IndexOf(p.id, p.offset)
+	if err != nil {
+		return nil, false, err
+	}
+	event := func(e partition.LogEntry, what, detail string) {
+		out = append(out, &strandmqv1.TraceEvent{Time: timestampOrNil(int64(e.Time)), LogIndex: uint64(e.Index), What: what, Detail: detail})
+	}
+	looked, found := 0, false
+	var broken error
+	err = b.host.Scan(ctx, p.id, first, func(e partition.LogEntry) bool {
+		if e.Kind != partition.Batches {
+			return true
+		}
+		if looked += len(e.Data); looked > maxTraceBytes || len(out) >= maxTraceEvents {
+			truncated = true
+			return false
+		}
+		if !found {
+			if p.offset < e.First || p.offset >= e.First+partition.Offset(e.Count) {
+				return true // another batch of the same entry
+			}
+			event(e, "published", "")
+			found = true
+			return msg.Record.ID != ""
+		}
+		if msg.Record.ID == "" {
+			return false
+		}
+		batch, _, err := record.View(e.Data)
+		if err != nil {
+			broken = err
+			return false
+		}
+		if batch.Len() == e.Count || !batch.HasIDs() {
+			return true // all of it was stored, so none of it is a repeat
+		}
+		batch.Each(func(_ int, r record.Raw) bool {
+			if r.KeyHash() != msg.Record.KeyHash || string(r.ID()) != msg.Record.ID || string(r.Key()) != string(msg.Record.Key) {
+				return true
+			}
+			if string(r.Body()) == string(msg.Record.Body) {
+				event(e, "duplicate", "the publisher sent it again; nothing was stored")
+			} else {
+				event(e, "duplicate", "another body came with the same id and was refused")
+			}
+			return true
+		})
+		return true
+	})
+	return out, truncated, errors.Join(err, broken)
+}
