@@ -1,0 +1,158 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/url"
+	"time"
+
+	"connectrpc.com/connect"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
+)
+
+// clients are the API of one broker.
+type clients struct {
+	topics  strandmqv1connect.TopicServiceClient
+	groups  strandmqv1connect.GroupServiceClient
+	dead    strandmqv1connect.DeadLetterServiceClient
+	trace   strandmqv1connect.TraceServiceClient
+	node    strandmqv1connect.NodeServiceClient
+	publish strandmqv1connect.PublishServiceClient
+	consume strandmqv1connect.ConsumeServiceClient
+}
+
+// dial makes the clients. Nothing is sent until the first call.
+func dial(server string) *clients {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxIdleConnsPerHost = 64
+	hc := &http.Client{Transport: transport}
+	opts := []connect.ClientOption{
+		// Between programs of one machine, gzip costs more than it saves.
+		connect.WithAcceptCompression("gzip", nil, nil),
+		connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+			return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+				res, err := next(ctx, req)
+				if err != nil {
+					return nil, explain(err, server)
+				}
+				return res, nil
+			}
+		})),
+	}
+	return &clients{
+		topics:  strandmqv1connect.NewTopicServiceClient(hc, server, opts...),
+		groups:  strandmqv1connect.NewGroupServiceClient(hc, server, opts...),
+		dead:    strandmqv1connect.NewDeadLetterServiceClient(hc, server, opts...),
+		trace:   strandmqv1connect.NewTraceServiceClient(hc, server, opts...),
+		node:    strandmqv1connect.NewNodeServiceClient(hc, server, opts...),
+		publish: strandmqv1connect.NewPublishServiceClient(hc, server, opts...),
+		consume: strandmqv1connect.NewConsumeServiceClient(hc, server, opts...),
+	}
+}
+
+func (a *app) dial() *clients { return dial(a.server) }
+
+// apiError is a refusal by a broker, or by the way to it.
+type apiError struct {
+	reason     string        // a stable name of docs/errors.md; empty: no broker said it
+	text       string        // what went wrong and what to do
+	retryAfter time.Duration // for what passes; 0: it does not, or nobody said when
+	passing    bool          // trying again may help
+	err        error
+}
+
+func (e *apiError) Error() string { return e.text }
+func (e *apiError) Unwrap() error { return e.err }
+
+// explain turns a call's error into words. Bad input becomes wrong usage.
+func explain(err error, server string) error {
+	// The error comes back through the interceptor's caller once more.
+	var known *apiError
+	if errors.As(err, &known) {
+		return known
+	}
+	if errors.Is(err, context.Canceled) {
+		return context.Canceled
+	}
+	e := &apiError{text: err.Error(), err: err}
+	var ce *connect.Error
+	if !errors.As(err, &ce) {
+		return e
+	}
+	e.text = ce.Message()
+	code := ce.Code()
+	e.passing = code == connect.CodeUnavailable || code == connect.CodeAborted
+	if p := problem(ce); p != nil {
+		e.reason = p.GetReason()
+		if p.GetMessage() != "" {
+			e.text = p.GetMessage()
+		}
+		e.retryAfter = time.Duration(p.GetRetryAfterMs()) * time.Millisecond
+		e.passing = e.passing || e.retryAfter > 0
+	}
+	if e.reason == "" {
+		e.text = unanswered(err, code, server, e.text)
+	}
+	return e
+}
+
+// problem finds the typed refusal among an error's details.
+func problem(ce *connect.Error) *strandmqv1.Problem {
+	for _, d := range ce.Details() {
+		if v, err := d.Value(); err == nil {
+			if p, ok := v.(*strandmqv1.Problem); ok {
+				return p
+			}
+		}
+	}
+	return nil
+}
+
+// unanswered words an error that no broker sent.
+func unanswered(err error, code connect.Code, server, text string) string {
+	var op *net.OpError
+	var bad *url.Error
+	switch {
+	case errors.As(err, &op) && op.Op == "dial":
+		return fmt.Sprintf("no broker answers at %s (%v): start one with 'strandmq serve', or name another with --server", server, op.Err)
+	case errors.Is(err, context.DeadlineExceeded) || code == connect.CodeDeadlineExceeded:
+		return fmt.Sprintf("the broker at %s did not answer in time: look at its log, then try again", server)
+	case errors.As(err, &bad):
+		return fmt.Sprintf("the way to the broker at %s broke: %v", server, bad.Err)
+	case code == connect.CodeUnimplemented || code == connect.CodeUnknown:
+		return fmt.Sprintf("what answers at %s is no StrandMQ broker of this version: %s", server, text)
+	}
+	return text
+}
+
+// badInput tells refusals of what was typed from refusals of what was asked.
+func badInput(err error) bool {
+	var ce *connect.Error
+	var e *apiError
+	return errors.As(err, &e) && e.reason != "" && errors.As(err, &ce) && ce.Code() == connect.CodeInvalidArgument
+}
+
+// callTime bounds the calls that do not wait for anything.
+const callTime = 30 * time.Second
+
+// ask makes one such call. What the broker refuses as bad input is wrong usage.
+func ask[Req, Res any](ctx context.Context, call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	res, err := call(ctx, req)
+	if badInput(err) {
+		return nil, usagef("%v", err)
+	}
+	return res, err
+}
+
+// isReason tells whether a broker refused for a given reason.
+func isReason(err error, reason string) bool {
+	var e *apiError
+	return errors.As(err, &e) && e.reason == reason
+}

@@ -1,0 +1,331 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"time"
+	"unicode/utf8"
+
+	"github.com/strandmq/strandmq/internal/plain"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// outcome is how one command ended.
+type outcome struct {
+	d      *strandmqv1.Delivery
+	out    []byte // what it printed
+	reason string // why it failed; empty: it did not
+}
+
+// keepOutput bounds what is kept of a command's output until it ends.
+const keepOutput = 1 << 20
+
+// runCommands hands deliveries to workers. The broker never hands out two of a
+// key at once, so workers run in parallel across keys by themselves.
+//
+//	receive ─► work ─► workers ─► done ─► settle, print
+//
+// This goroutine alone receives, settles and prints; it takes no more than
+// there are idle workers, so that nothing waits with its deadline running.
+func (c *consumption) runCommands(ctx context.Context) error {
+	workers := int(c.f.workers.n)
+	if c.f.max.n > 0 {
+		workers = min(workers, int(c.f.max.n))
+	}
+	workers = min(workers, 1000)
+	work := make(chan *strandmqv1.Delivery, workers)
+	done := make(chan outcome, workers)
+	var all sync.WaitGroup
+	for range workers {
+		all.Go(func() {
+			for d := range work {
+				done <- c.runCommand(ctx, d)
+			}
+		})
+	}
+	defer all.Wait()
+	defer close(work)
+
+	// Receiving waits for messages, and settling must not wait for that.
+	type answer struct {
+		got []*strandmqv1.Delivery
+		err error
+	}
+	answers := make(chan answer, 1)
+	stop, cancel := context.WithCancel(ctx)
+	defer cancel()
+	busy, asking := 0, false
+	var failed error
+	for {
+		ending := ctx.Err() != nil || failed != nil
+		if n := c.room(workers - busy); n > 0 && !asking && !ending {
+			asking = true
+			go func() {
+				got, err := c.m.receive(stop, newRequestID(), n, c.pollTime())
+				answers <- answer{got, err}
+			}()
+		}
+		if busy == 0 && !asking {
+			return failed
+		}
+		select {
+		case o := <-done:
+			busy--
+			// As many as have ended go in one call.
+			list := []outcome{o}
+			for len(done) > 0 {
+				list = append(list, <-done)
+				busy--
+			}
+			if err := c.settleOutcomes(ctx, list); err != nil && failed == nil {
+				failed = err
+				cancel()
+			}
+		case got := <-answers:
+			asking = false
+			if ctx.Err() != nil {
+				break // given back by leaving, or lapsed uncharged work of nobody
+			}
+			if got.err != nil {
+				if failed == nil {
+					failed = got.err
+				}
+				break
+			}
+			c.taken += len(got.got)
+			for _, d := range got.got {
+				busy++
+				work <- d
+			}
+			if len(got.got) == 0 && busy == 0 {
+				if finished, err := c.finished(ctx); finished || err != nil {
+					return err
+				}
+			}
+		}
+	}
+}
+
+// settleOutcomes settles and prints what ended.
+func (c *consumption) settleOutcomes(ctx context.Context, list []outcome) error {
+	settlements := make([]*strandmqv1.Settlement, len(list))
+	for i, o := range list {
+		settlements[i] = &strandmqv1.Settlement{Token: o.d.GetToken(), Action: strandmqv1.SettleAction_SETTLE_ACTION_ACK}
+		if o.reason != "" {
+			settlements[i].Action = strandmqv1.SettleAction_SETTLE_ACTION_NACK
+			settlements[i].Reason = o.reason
+		}
+	}
+	results, err := c.m.settle(context.WithoutCancel(ctx), settlements)
+	if err != nil {
+		return err
+	}
+	for i, r := range results {
+		o, what := list[i], "acked"
+		switch {
+		case r.GetProblem() != nil:
+			c.stale++
+			what = "stale"
+			c.a.talk("%d/%d: %s", o.d.GetPartition(), o.d.GetOffset(), r.GetProblem().GetMessage())
+		case o.reason == "":
+			c.acked++
+		case r.GetDeadLettered():
+			c.failed++
+			c.dead++
+			what = "dead"
+		default:
+			c.failed++
+			what = "failed"
+		}
+		if o.reason != "" {
+			c.a.talk("%d/%d: attempt %d %s: %s", o.d.GetPartition(), o.d.GetOffset(), o.d.GetAttempt(), what, plain.Short(o.reason, 200))
+		}
+		if err := c.printOutcome(o, what); err != nil {
+			return err
+		}
+	}
+	return c.out.Flush()
+}
+
+func (c *consumption) printOutcome(o outcome, what string) error {
+	if !c.a.json() {
+		_, err := c.out.Write(o.out)
+		return err
+	}
+	if _, err := c.a.err.Write(o.out); err != nil {
+		return err
+	}
+	d, err := marshal(o.d)
+	if err != nil {
+		return err
+	}
+	raw, err := json.Marshal(struct {
+		Outcome  string          `json:"outcome"`
+		Reason   string          `json:"reason,omitempty"`
+		Delivery json.RawMessage `json:"delivery"`
+	}{what, o.reason, d})
+	if err != nil {
+		return err
+	}
+	_, err = c.out.Write(append(raw, '\n'))
+	return err
+}
+
+// runCommand runs the command for one delivery and keeps the delivery alive
+// meanwhile.
+func (c *consumption) runCommand(ctx context.Context, d *strandmqv1.Delivery) outcome {
+	// Ctrl-C lets a running command end; only a lapse kills it.
+	life, kill := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer kill(nil)
+	cmd := exec.CommandContext(life, "/bin/sh", "-c", c.f.exec)
+	// A group of its own: killing reaches what the shell started, and Ctrl-C in
+	// the terminal does not.
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	cmd.WaitDelay = time.Second
+	cmd.Env = append(os.Environ(), c.environment(d)...)
+	cmd.Stdin = bytes.NewReader(body(d.GetMessage()))
+	out, errs := &tail{limit: keepOutput}, &tail{limit: 64 << 10}
+	cmd.Stdout, cmd.Stderr = out, errs
+	keeping := make(chan struct{})
+	go func() {
+		defer close(keeping)
+		c.keep(life, kill, d)
+	}()
+	err := cmd.Run()
+	cause := context.Cause(life)
+	kill(nil)
+	<-keeping
+	o := outcome{d: d, out: out.bytes()}
+	if err == nil {
+		return o
+	}
+	o.reason = lastLine(errs.bytes())
+	switch {
+	case cause != nil:
+		o.reason = cause.Error()
+	case o.reason == "":
+		o.reason = err.Error()
+	}
+	return o
+}
+
+// keep extends a delivery at half of its remaining time until life ends. A
+// refusal kills the command: someone else may have the message.
+func (c *consumption) keep(life context.Context, kill context.CancelCauseFunc, d *strandmqv1.Delivery) {
+	deadline := d.GetDeadline().AsTime()
+	for {
+		wait := max(time.Until(deadline)/2, 50*time.Millisecond)
+		timer := time.NewTimer(wait)
+		select {
+		case <-life.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+		}
+		results, err := c.m.settle(life, []*strandmqv1.Settlement{{Token: d.GetToken(), Action: strandmqv1.SettleAction_SETTLE_ACTION_EXTEND}})
+		switch {
+		case life.Err() != nil:
+			return
+		case err != nil:
+			kill(fmt.Errorf("the delivery could not be extended: %w", err))
+			return
+		case results[0].GetProblem() != nil:
+			kill(errors.New("killed: " + results[0].GetProblem().GetMessage()))
+			return
+		}
+		deadline = results[0].GetDeadline().AsTime()
+	}
+}
+
+// environment describes a delivery to its command. What the environment cannot
+// carry (a NUL) is left out of the plain variables.
+func (c *consumption) environment(d *strandmqv1.Delivery) []string {
+	m := d.GetMessage()
+	key, has := messageKey(m)
+	var headers [][2]string
+	for _, h := range m.GetHeaders() {
+		headers = append(headers, [2]string{h.GetName(), headerValue(h)})
+	}
+	list, err := json.Marshal(headers)
+	if err != nil || headers == nil {
+		list = []byte("[]")
+	}
+	env := []string{
+		"STRANDMQ_TOPIC=" + d.GetTopic(),
+		"STRANDMQ_GROUP=" + c.m.group,
+		"STRANDMQ_MEMBER=" + c.m.name,
+		fmt.Sprintf("STRANDMQ_PARTITION=%d", d.GetPartition()),
+		fmt.Sprintf("STRANDMQ_OFFSET=%d", d.GetOffset()),
+		fmt.Sprintf("STRANDMQ_ATTEMPT=%d", d.GetAttempt()),
+		fmt.Sprintf("STRANDMQ_REPLAYED=%v", d.GetReplayed()),
+		fmt.Sprintf("STRANDMQ_FENCE=%d", d.GetFence()),
+		"STRANDMQ_HEADERS=" + string(list),
+		"STRANDMQ_PUBLISH_TIME=" + stamp(m.GetPublishTime()),
+		"STRANDMQ_FIRST_SEEN=" + stamp(d.GetFirstSeen()),
+		"STRANDMQ_DEADLINE=" + stamp(d.GetDeadline()),
+	}
+	if !strings.ContainsRune(m.GetId(), 0) {
+		env = append(env, "STRANDMQ_ID="+m.GetId())
+	}
+	if has {
+		env = append(env, "STRANDMQ_KEY_BASE64="+base64.StdEncoding.EncodeToString(key))
+		if utf8.Valid(key) && bytes.IndexByte(key, 0) < 0 {
+			env = append(env, "STRANDMQ_KEY="+string(key))
+		}
+	}
+	return env
+}
+
+// messageKey gives a message's key as bytes, and whether it has one.
+func messageKey(m *strandmqv1.Message) ([]byte, bool) {
+	switch k := m.GetKeyKind().(type) {
+	case *strandmqv1.Message_Key:
+		return []byte(k.Key), true
+	case *strandmqv1.Message_KeyBytes:
+		return k.KeyBytes, true
+	}
+	return nil, false
+}
+
+// lastLine is the last line that says something, as valid text within the limit
+// of a reason.
+func lastLine(b []byte) string {
+	text := strings.TrimSpace(strings.ToValidUTF8(string(b), "\uFFFD"))
+	if i := strings.LastIndexByte(text, '\n'); i >= 0 {
+		text = text[i+1:]
+	}
+	text = strings.TrimSpace(text)
+	const most = 1024
+	if len(text) > most {
+		text = strings.ToValidUTF8(text[:most], "")
+	}
+	return text
+}
+
+// tail keeps the last bytes that were written to it.
+type tail struct {
+	limit int
+	buf   []byte
+}
+
+func (t *tail) Write(p []byte) (int, error) {
+	t.buf = append(t.buf, p...)
+	if len(t.buf) > 2*t.limit {
+		t.buf = append(t.buf[:0], t.buf[len(t.buf)-t.limit:]...)
+	}
+	return len(p), nil
+}
+
+func (t *tail) bytes() []byte {
+	return t.buf[max(0, len(t.buf)-t.limit):]
+}

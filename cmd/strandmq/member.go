@@ -1,0 +1,79 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// member is one member of a group as the API sees it.
+type member struct {
+	api                *clients
+	topic, group, name string
+	session            string
+	format             strandmqv1.BodyFormat
+	retryFor           time.Duration
+	waiting            func(error, time.Duration) // may be nil
+}
+
+// join opens a session; one of the same name that is open ends.
+func (m *member) join(ctx context.Context) error {
+	res, err := again(ctx, m.retryFor, m.waiting, func() (*strandmqv1.JoinResponse, error) {
+		return ask(ctx, m.api.consume.Join, &strandmqv1.JoinRequest{Topic: m.topic, Group: m.group, Member: m.name})
+	})
+	if err != nil {
+		return err
+	}
+	m.session = res.GetSession()
+	return nil
+}
+
+// leave ends the session: what it holds is given back. It is a courtesy, and the
+// broker would find out by itself, so its failure is not told.
+func (m *member) leave(ctx context.Context) {
+	_, _ = m.api.consume.Leave(ctx, &strandmqv1.LeaveRequest{Topic: m.topic, Group: m.group, Member: m.name, Session: m.session})
+}
+
+// receive takes deliveries. A lost answer is asked for again under the same
+// request id, so it costs nothing.
+func (m *member) receive(ctx context.Context, id string, n int, wait time.Duration) ([]*strandmqv1.Delivery, error) {
+	res, err := again(ctx, m.retryFor, m.waiting, func() (*strandmqv1.ReceiveResponse, error) {
+		call, cancel := context.WithTimeout(ctx, wait+callTime)
+		defer cancel()
+		return m.api.consume.Receive(call, &strandmqv1.ReceiveRequest{
+			Topic: m.topic, Group: m.group, Member: m.name, Session: m.session,
+			MaxMessages: uint32(min(n, 1000)), WaitMs: wait.Milliseconds(), RequestId: id, BodyFormat: m.format,
+		})
+	})
+	if isReason(err, "SESSION_ENDED") {
+		return nil, errors.Join(errSessionGone, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if res.GetSession() != "" {
+		m.session = res.GetSession()
+	}
+	return res.GetDeliveries(), nil
+}
+
+// settle settles up to 1,000 deliveries. Repeating a settlement that was done is
+// a success, so a lost answer is asked for again.
+func (m *member) settle(ctx context.Context, list []*strandmqv1.Settlement) ([]*strandmqv1.SettleResult, error) {
+	res, err := again(ctx, m.retryFor, m.waiting, func() (*strandmqv1.SettleResponse, error) {
+		call, cancel := context.WithTimeout(ctx, callTime)
+		defer cancel()
+		return m.api.consume.Settle(call, &strandmqv1.SettleRequest{
+			Topic: m.topic, Group: m.group, Member: m.name, Settlements: list,
+		})
+	})
+	if err != nil {
+		return nil, err
+	}
+	if len(res.GetResults()) != len(list) {
+		return nil, errors.New("the broker settled another number of deliveries than were sent")
+	}
+	return res.GetResults(), nil
+}

@@ -1,0 +1,108 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/cenkalti/backoff/v5"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// publisher sends batches until every message has a receipt or a refusal that
+// trying again would not change. Every message must have an id: an answer may
+// be lost after the batch was stored.
+type publisher struct {
+	api      *clients
+	topic    string
+	retryFor time.Duration
+	waiting  func(err error, d time.Duration) // may be nil
+}
+
+// send publishes one batch. Messages that were refused for now are sent again,
+// alone and in their order, after the delay that the broker gives; it refuses
+// the later ones of a key together with an earlier one.
+func (p *publisher) send(ctx context.Context, messages []*strandmqv1.Message) ([]*strandmqv1.PublishResult, error) {
+	results := make([]*strandmqv1.PublishResult, len(messages))
+	pending := make([]int, len(messages))
+	for i := range messages {
+		pending[i] = i
+	}
+	_, err := again(ctx, p.retryFor, p.waiting, func() (struct{}, error) {
+		req := &strandmqv1.PublishRequest{Topic: p.topic}
+		for _, i := range pending {
+			req.Messages = append(req.Messages, messages[i])
+		}
+		call, cancel := context.WithTimeout(ctx, callTime)
+		defer cancel()
+		res, err := p.api.publish.Publish(call, req)
+		if err != nil {
+			return struct{}{}, err
+		}
+		if len(res.GetResults()) != len(pending) {
+			return struct{}{}, errors.New("the broker answered for another number of messages than were sent")
+		}
+		var later []int
+		var why *apiError
+		final := false
+		for n, r := range res.GetResults() {
+			i := pending[n]
+			results[i] = r
+			refused := r.GetProblem()
+			switch {
+			case refused == nil:
+			case refused.GetRetryAfterMs() > 0 || refused.GetReason() == "NOT_SENT":
+				later = append(later, i)
+				wait := time.Duration(refused.GetRetryAfterMs()) * time.Millisecond
+				if why == nil || wait > why.retryAfter {
+					why = &apiError{reason: refused.GetReason(), text: refused.GetMessage(), retryAfter: wait, passing: true}
+				}
+			default:
+				final = true
+			}
+		}
+		// A message refused for good stops what follows it: its place in the
+		// order of its key is open until someone mends it.
+		if final || len(later) == 0 {
+			return struct{}{}, nil
+		}
+		pending = later
+		return struct{}{}, why
+	})
+	return results, err
+}
+
+// again runs a call until it succeeds, fails for good, or has failed for as long
+// as limit. It waits for as long as the broker says, or with growing steps.
+func again[T any](ctx context.Context, limit time.Duration, waiting func(error, time.Duration), call func() (T, error)) (T, error) {
+	steps := backoff.NewExponentialBackOff()
+	steps.InitialInterval = 100 * time.Millisecond
+	steps.MaxInterval = 5 * time.Second
+	var last error
+	opts := []backoff.RetryOption{backoff.WithBackOff(steps), backoff.WithMaxElapsedTime(limit)}
+	if limit <= 0 {
+		opts = append(opts, backoff.WithMaxTries(1))
+	}
+	if waiting != nil {
+		opts = append(opts, backoff.WithNotify(func(err error, d time.Duration) { waiting(last, d) }))
+	}
+	res, err := backoff.Retry(ctx, func() (T, error) {
+		res, err := call()
+		var e *apiError
+		switch last = err; {
+		case err == nil:
+			return res, nil
+		case !errors.As(err, &e) || !e.passing:
+			return res, backoff.Permanent(err)
+		case e.retryAfter > 0:
+			return res, &backoff.RetryAfterError{Duration: e.retryAfter}
+		}
+		return res, err
+	}, opts...)
+	var wait *backoff.RetryAfterError
+	if errors.As(err, &wait) {
+		err = last
+	}
+	return res, err
+}

@@ -1,0 +1,203 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/url"
+	"os"
+	"os/signal"
+	"strings"
+	"syscall"
+
+	"github.com/charmbracelet/x/term"
+	"github.com/spf13/cobra"
+
+	"github.com/strandmq/strandmq/internal/plain"
+)
+
+// app is what commands share: the three streams and the flags of all.
+type app struct {
+	in  io.Reader
+	out io.Writer
+	err io.Writer
+
+	server string // --server
+	output string // --output
+}
+
+// The exit codes.
+const (
+	exitDone   = 0
+	exitFailed = 1
+	exitUsage  = 2
+)
+
+// usageError is wrong usage: exit code 2. Everything that cobra refuses is one
+// too, since only a command's own run returns a failure.
+type usageError struct{ text string }
+
+func (e *usageError) Error() string { return e.text }
+
+func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+
+// failure is an error from running a command that was used rightly.
+type failure struct{ err error }
+
+func (f *failure) Error() string { return f.err.Error() }
+func (f *failure) Unwrap() error { return f.err }
+
+// run runs one command line and returns the exit code. The first signal cancels
+// the command's context, so that it can end what it began; the second kills.
+func run(a *app, args []string) int {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+	root := a.root()
+	root.SetArgs(args)
+	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil {
+		return exitDone
+	}
+	fmt.Fprintln(a.err, "strandmq: "+plain.Lines(err.Error()))
+	var failed *failure
+	if errors.As(err, &failed) {
+		return exitFailed
+	}
+	fmt.Fprintf(a.err, "See '%s --help'.\n", cmd.CommandPath())
+	return exitUsage
+}
+
+func (a *app) root() *cobra.Command {
+	root := &cobra.Command{
+		Use:   "strandmq",
+		Short: "A message broker that keeps the order of every key, whatever fails",
+		Long: `StrandMQ is a partitioned, replicated message broker. Messages of one key are
+handled in order, one at a time, by every consumer group; keys run in parallel.
+
+Start a broker with 'strandmq serve', or see one work with 'strandmq demo'. The
+other commands talk to a broker at --server.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage. Data goes to standard output, talk
+to standard error. NO_COLOR is respected.`,
+		Example: `  strandmq demo
+  strandmq serve --data ./data
+  strandmq topic create orders
+  strandmq publish orders --file orders.ndjson --key-field customer
+  strandmq consume orders --group billing --until-empty --output json
+  strandmq group describe orders billing`,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		Args:          cobra.ArbitraryArgs,
+		RunE:          onlyCommands,
+		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			return a.checkShared()
+		},
+	}
+	root.SetIn(a.in)
+	root.SetOut(a.out)
+	root.SetErr(a.err)
+	server := os.Getenv("STRANDMQ_SERVER")
+	if server == "" {
+		server = "http://127.0.0.1:7171"
+	}
+	root.PersistentFlags().StringVar(&a.server, "server", server, "the broker's URL (environment: STRANDMQ_SERVER)")
+	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "how to print data: table or json (the API's own JSON)")
+	must(root.RegisterFlagCompletionFunc("output", words("table", "json")))
+	root.AddCommand(
+		a.serveCommand(), a.demoCommand(),
+		a.topicCommand(), a.publishCommand(), a.consumeCommand(),
+		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.versionCommand(),
+	)
+	return root
+}
+
+// checkShared checks the flags that all commands have.
+func (a *app) checkShared() error {
+	if a.output != "table" && a.output != "json" {
+		return usagef("--output %q: choose table or json", a.output)
+	}
+	if !strings.Contains(a.server, "://") {
+		a.server = "http://" + a.server
+	}
+	u, err := url.Parse(a.server)
+	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+		return usagef("--server %q is no URL such as http://127.0.0.1:7171", a.server)
+	}
+	return nil
+}
+
+// json tells whether data is for programs.
+func (a *app) json() bool { return a.output == "json" }
+
+// talk prints a line for people.
+func (a *app) talk(format string, args ...any) {
+	fmt.Fprintln(a.err, plain.Lines(fmt.Sprintf(format, args...)))
+}
+
+// terminal tells whether a stream is a person's terminal.
+func terminal(stream any) bool {
+	f, ok := stream.(*os.File)
+	return ok && term.IsTerminal(f.Fd()) && os.Getenv("TERM") != "dumb"
+}
+
+// command makes a leaf: its errors are failures unless they say otherwise.
+func command(c *cobra.Command, runE func(cmd *cobra.Command, args []string) error) *cobra.Command {
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		err := runE(cmd, args)
+		var usage *usageError
+		if err == nil || errors.As(err, &usage) {
+			return err
+		}
+		return &failure{err}
+	}
+	return c
+}
+
+// noun makes a command that only holds others.
+func noun(c *cobra.Command, children ...*cobra.Command) *cobra.Command {
+	c.Args = cobra.ArbitraryArgs
+	c.RunE = onlyCommands
+	c.AddCommand(children...)
+	return c
+}
+
+// onlyCommands runs a command that only holds others: help when it stands
+// alone, an error with what was perhaps meant otherwise.
+func onlyCommands(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return cmd.Help()
+	}
+	text := fmt.Sprintf("%q is no command of '%s'", args[0], cmd.CommandPath())
+	cmd.SuggestionsMinimumDistance = 2
+	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+		text += fmt.Sprintf("; did you mean '%s %s'?", cmd.CommandPath(), near[0])
+	}
+	return usagef("%s", text)
+}
+
+// exact wants these arguments, by name.
+func exact(names ...string) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		switch {
+		case len(args) < len(names):
+			return usagef("%s is missing: %s", names[len(args)], cmd.UseLine())
+		case len(args) > len(names):
+			return usagef("%q is one argument too many: %s", args[len(names)], cmd.UseLine())
+		}
+		return nil
+	}
+}
+
+// words completes a flag from fixed values.
+func words(values ...string) cobra.CompletionFunc {
+	return cobra.FixedCompletions(values, cobra.ShellCompDirectiveNoFileComp)
+}
+
+// must panics on faults of the command tree itself, which every test would see.
+func must(err error) {
+	if err != nil {
+		panic(err)
+	}
+}

@@ -1,0 +1,98 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/strandmq/strandmq/internal/broker"
+)
+
+// serveFlags are what the command line says of a broker.
+type serveFlags struct {
+	data, listen, level, format string
+	hosts                       []string
+	session                     spanFlag
+}
+
+func env(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}
+
+func (a *app) serveCommand() *cobra.Command {
+	var f serveFlags
+	f.session.d = 30 * time.Second
+	c := command(&cobra.Command{
+		Use:   "serve",
+		Short: "Run a broker",
+		Long: `Runs a broker until it is told to stop (Ctrl-C or SIGTERM: calls in progress end
+first; a second signal stops at once). All it keeps is in the data folder; what it
+acknowledged is on disk. It listens on loopback only.
+
+Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.`,
+		Example: `  strandmq serve
+  strandmq serve --data /var/lib/strandmq --listen 127.0.0.1:7171
+  strandmq serve --listen 127.0.0.1:0 --log-format json`,
+		Args: exact(),
+	}, func(cmd *cobra.Command, args []string) error {
+		log, err := a.logger(f.level, f.format)
+		if err != nil {
+			return err
+		}
+		b, err := broker.Start(cmd.Context(), broker.Config{
+			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, Logger: log,
+			Version: versionText(), SessionTimeout: f.session.d,
+		})
+		if err != nil {
+			return err
+		}
+		a.talk("serving at %s, data in %s; Ctrl-C stops", b.URL(), f.data)
+		return a.serve(cmd.Context(), b)
+	})
+	fl := c.Flags()
+	fl.StringVar(&f.data, "data", env("STRANDMQ_DATA", "strandmq-data"), "the data folder; made if it does not exist")
+	fl.StringVar(&f.listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")
+	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")
+	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long is gone")
+	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
+	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")
+	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))
+	must(c.RegisterFlagCompletionFunc("log-format", words("auto", "text", "json")))
+	return c
+}
+
+// serve waits until the broker is told to stop or fails.
+func (a *app) serve(ctx context.Context, b *broker.Broker) error {
+	select {
+	case <-ctx.Done():
+		a.talk("stopping")
+		return b.Close()
+	case err := <-b.Failed():
+		// The broker has stopped what it cannot trust; closing ends the rest.
+		_ = b.Close()
+		return fmt.Errorf("the broker stopped: %w", err)
+	}
+}
+
+// logger makes the broker's log, which goes to standard error.
+func (a *app) logger(level, format string) (*slog.Logger, error) {
+	var l slog.Level
+	if err := l.UnmarshalText([]byte(level)); err != nil {
+		return nil, usagef("--log-level %q: choose debug, info, warn or error", level)
+	}
+	opts := &slog.HandlerOptions{Level: l}
+	switch {
+	case format == "json" || format == "auto" && !terminal(a.err):
+		return slog.New(slog.NewJSONHandler(a.err, opts)), nil
+	case format == "text" || format == "auto":
+		return slog.New(slog.NewTextHandler(a.err, opts)), nil
+	}
+	return nil, usagef("--log-format %q: choose auto, text or json", format)
+}

@@ -1,0 +1,231 @@
+package main
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/internal/quantity"
+	"github.com/strandmq/strandmq/internal/table"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+func (a *app) topicCommand() *cobra.Command {
+	return noun(&cobra.Command{
+		Use:   "topic",
+		Short: "Create, list, describe, alter and delete topics",
+		Long: `A topic is a named stream of messages, divided over partitions by the hash of
+each message's key.`,
+		Example: `  strandmq topic create orders --partitions 16
+  strandmq topic list
+  strandmq topic describe orders`,
+	}, a.topicCreate(), a.topicList(), a.topicDescribe(), a.topicAlter(), a.topicDelete())
+}
+
+// topicSettings are the flags of what can be set of a topic.
+type topicSettings struct {
+	retention      spanFlag
+	retentionBytes sizeFlag
+	maxBody        sizeFlag
+}
+
+func (s *topicSettings) flags(c *cobra.Command, defaults bool) {
+	def := func(text string) string {
+		if defaults {
+			return ", default " + text
+		}
+		return ""
+	}
+	c.Flags().Var(&s.retention, "retention", "keep messages at least this long (7d, 12h; 0: without limit"+def("7d")+")")
+	c.Flags().Var(&s.retentionBytes, "retention-bytes", "keep at most this much per partition (10GiB; 0: without limit"+def("0")+")")
+	c.Flags().Var(&s.maxBody, "max-body", "the largest body (1MiB is the most"+def("1MiB")+")")
+	for _, name := range []string{"retention", "retention-bytes", "max-body"} {
+		c.Flags().Lookup(name).DefValue = ""
+	}
+}
+
+// config has what was set on the command line.
+func (s *topicSettings) config(c *cobra.Command) (*strandmqv1.TopicConfig, error) {
+	cfg := &strandmqv1.TopicConfig{}
+	if c.Flags().Changed("retention") {
+		ms, err := millis("retention", s.retention.d)
+		if err != nil {
+			return nil, err
+		}
+		cfg.RetentionMs = ms
+	}
+	if c.Flags().Changed("retention-bytes") {
+		cfg.RetentionBytes = proto.Int64(s.retentionBytes.n)
+	}
+	if c.Flags().Changed("max-body") {
+		cfg.MaxBodyBytes = proto.Int64(s.maxBody.n)
+	}
+	return cfg, nil
+}
+
+func (a *app) topicCreate() *cobra.Command {
+	var settings topicSettings
+	var partitions countFlag
+	partitions.least = 1
+	partitions.n = 8
+	c := command(&cobra.Command{
+		Use:   "create TOPIC",
+		Short: "Create a topic",
+		Long: `Creates a topic and ends when its partitions take messages. Creating it again
+with the same settings succeeds.`,
+		Example: `  strandmq topic create orders
+  strandmq topic create orders --partitions 16 --retention 30d --max-body 64KiB`,
+		Args: exact("TOPIC"),
+	}, func(cmd *cobra.Command, args []string) error {
+		cfg, err := settings.config(cmd)
+		if err != nil {
+			return err
+		}
+		res, err := ask(cmd.Context(), a.dial().topics.CreateTopic, &strandmqv1.CreateTopicRequest{
+			Topic: args[0], Partitions: partitions.n, Config: cfg,
+		})
+		if err != nil {
+			return err
+		}
+		if res.GetExisted() {
+			a.talk("topic %s was there already, with these settings", args[0])
+		} else {
+			a.talk("topic %s created", args[0])
+		}
+		return a.show(res, func() error { return a.topicFacts(res.GetTopic()) })
+	})
+	c.Flags().Var(&partitions, "partitions", "how many partitions, 1 to 1024: the most members of a group that work without sharing one")
+	settings.flags(c, true)
+	return c
+}
+
+// limit prints a limit, of which 0 is none.
+func limit(n int64, text string) string {
+	if n == 0 {
+		return "without limit"
+	}
+	return text
+}
+
+func (a *app) topicFacts(t *strandmqv1.Topic) error {
+	cfg := t.GetConfig()
+	a.facts(
+		"topic", t.GetName(),
+		"partitions", strconv.Itoa(int(t.GetPartitions())),
+		"retention", limit(cfg.GetRetentionMs(), quantity.FormatSpan(span(cfg.GetRetentionMs()))),
+		"retention per partition", limit(cfg.GetRetentionBytes(), quantity.FormatSize(cfg.GetRetentionBytes())),
+		"largest body", quantity.FormatSize(cfg.GetMaxBodyBytes()),
+		"created", stamp(t.GetCreated()),
+	)
+	return nil
+}
+
+func (a *app) topicList() *cobra.Command {
+	return command(&cobra.Command{
+		Use:     "list",
+		Aliases: []string{"ls"},
+		Short:   "List all topics",
+		Example: `  strandmq topic list
+  strandmq topic list --output json | jq -r '.topics[].name'`,
+		Args: exact(),
+	}, func(cmd *cobra.Command, args []string) error {
+		res, err := ask(cmd.Context(), a.dial().topics.ListTopics, &strandmqv1.ListTopicsRequest{})
+		if err != nil {
+			return err
+		}
+		return a.show(res, func() error {
+			t := table.Table{Head: []string{"TOPIC", "PARTITIONS", "RETENTION", "CREATED"}, Right: []int{1}}
+			for _, topic := range res.GetTopics() {
+				ms := topic.GetConfig().GetRetentionMs()
+				t.Add(topic.GetName(), topic.GetPartitions(), limit(ms, quantity.FormatSpan(span(ms))), stamp(topic.GetCreated()))
+			}
+			return a.printTable(&t, "There are no topics yet: 'strandmq topic create NAME' makes one.")
+		})
+	})
+}
+
+func (a *app) topicDescribe() *cobra.Command {
+	return command(&cobra.Command{
+		Use:   "describe TOPIC",
+		Short: "Show a topic's settings, partitions and groups",
+		Long: `Shows a topic's settings, its groups, and of each partition the offsets that it
+keeps, their bytes, and what is wrong with it, if anything is.`,
+		Example: `  strandmq topic describe orders
+  strandmq topic describe orders --output json | jq '.partitions[].endOffset'`,
+		Args: exact("TOPIC"),
+	}, func(cmd *cobra.Command, args []string) error {
+		res, err := ask(cmd.Context(), a.dial().topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: args[0]})
+		if err != nil {
+			return err
+		}
+		return a.show(res, func() error {
+			if err := a.topicFacts(res.GetTopic()); err != nil {
+				return err
+			}
+			a.facts("groups", orDash(strings.Join(res.GetGroups(), ", ")))
+			fmt.Fprintln(a.out)
+			t := table.Table{Head: []string{"PARTITION", "FIRST", "NEXT", "MESSAGES", "SIZE", "DUPLICATES", "FAULT"}, Right: []int{0, 1, 2, 3, 4, 5}}
+			for _, p := range res.GetPartitions() {
+				t.Add(p.GetPartition(), p.GetStartOffset(), p.GetEndOffset(), p.GetEndOffset()-p.GetStartOffset(),
+					quantity.RoughSize(p.GetBytes()), p.GetDuplicates(), orDash(p.GetFault()))
+			}
+			return a.printTable(&t, "")
+		})
+	})
+}
+
+func (a *app) topicAlter() *cobra.Command {
+	var settings topicSettings
+	c := command(&cobra.Command{
+		Use:   "alter TOPIC",
+		Short: "Change a topic's settings",
+		Long:  `Changes the settings that are given; the others stay.`,
+		Example: `  strandmq topic alter orders --retention 14d
+  strandmq topic alter orders --max-body 256KiB --retention-bytes 0`,
+		Args: exact("TOPIC"),
+	}, func(cmd *cobra.Command, args []string) error {
+		cfg, err := settings.config(cmd)
+		if err != nil {
+			return err
+		}
+		if proto.Size(cfg) == 0 {
+			return usagef("nothing to change: give --retention, --retention-bytes or --max-body")
+		}
+		res, err := ask(cmd.Context(), a.dial().topics.AlterTopic, &strandmqv1.AlterTopicRequest{Topic: args[0], Config: cfg})
+		if err != nil {
+			return err
+		}
+		a.talk("topic %s altered", args[0])
+		return a.show(res, func() error { return a.topicFacts(res.GetTopic()) })
+	})
+	settings.flags(c, false)
+	return c
+}
+
+func (a *app) topicDelete() *cobra.Command {
+	var confirm string
+	c := command(&cobra.Command{
+		Use:   "delete TOPIC",
+		Short: "Delete a topic with its messages and groups",
+		Long: `Deletes a topic, its messages, its groups and their dead letters. The name has
+to be typed again: at a terminal by hand, elsewhere with --confirm.`,
+		Example: `  strandmq topic delete orders
+  strandmq topic delete orders --confirm orders`,
+		Args: exact("TOPIC"),
+	}, func(cmd *cobra.Command, args []string) error {
+		if err := a.confirmed(args[0], confirm, "Deleting topic "+args[0]+" with its messages, groups and dead letters"); err != nil {
+			return err
+		}
+		res, err := ask(cmd.Context(), a.dial().topics.DeleteTopic, &strandmqv1.DeleteTopicRequest{Topic: args[0], Confirm: args[0]})
+		if err != nil {
+			return err
+		}
+		a.talk("topic %s deleted", args[0])
+		return a.show(res, func() error { return nil })
+	})
+	c.Flags().StringVar(&confirm, "confirm", "", "the topic's name again")
+	return c
+}
