@@ -1,0 +1,325 @@
+package consumer
+
+import (
+	"encoding/binary"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// Commands, as they stand in a partition's log; docs/format/delivery.md draws
+// them. All begin with version, kind, the proposer's clock and the group.
+const commandVersion = 1
+
+type command byte
+
+const (
+	cmdCreate   command = 1
+	cmdPolicy   command = 2
+	cmdPause    command = 3
+	cmdDelete   command = 4
+	cmdReset    command = 5
+	cmdSessions command = 6 // older sessions of a member ended: charged
+	cmdLeave    command = 7 // a session left: not charged
+	cmdPlan     command = 8
+	cmdSettle   command = 9
+	cmdLapse    command = 10
+	cmdReplay   command = 11
+	cmdDiscard  command = 12
+)
+
+// In the first byte of a settlement.
+const (
+	settleAction  byte = 0x07
+	settleDelay   byte = 0x08
+	settleReason  byte = 0x10
+	settleOrdinal byte = 0x20 // not the message's first hand-out
+	settleEpoch   byte = 0x40 // of another epoch than the command names
+)
+
+func begin(b []byte, kind command, now partition.Millis, g GroupID) []byte {
+	b = append(b, commandVersion, byte(kind))
+	b = binary.AppendUvarint(b, uint64(max(now, 0)))
+	return binary.AppendUvarint(b, uint64(g))
+}
+
+type header struct {
+	kind  command
+	now   partition.Millis
+	group GroupID
+}
+
+func (r *reader) header() header {
+	if v := r.byte(); v != commandVersion {
+		r.fail("unknown version")
+	}
+	return header{
+		kind:  command(r.byte()),
+		now:   partition.Millis(r.uvarint()),
+		group: GroupID(r.uvarint()),
+	}
+}
+
+func appendPolicy(b []byte, p Policy) []byte {
+	var flags byte
+	if p.AtMostOnce {
+		flags |= 1
+	}
+	b = append(b, byte(p.Mode), byte(p.OnExhaustion), flags)
+	for _, v := range []uint64{
+		uint64(p.AckDeadline), uint64(p.MaxHold), uint64(p.Backoff), uint64(p.BackoffMax),
+		uint64(p.MaxAttempts), uint64(p.MaxInFlightMember), uint64(p.MaxInFlightPartition),
+		uint64(p.MaxDeferred), uint64(p.MaxDeferredKey),
+	} {
+		b = binary.AppendUvarint(b, v)
+	}
+	return b
+}
+
+func (r *reader) policy() Policy {
+	p := Policy{Mode: Mode(r.byte()), OnExhaustion: Exhaustion(r.byte())}
+	flags := r.byte()
+	p.AtMostOnce = flags&1 != 0
+	p.AckDeadline, p.MaxHold = partition.Millis(r.uvarint()), partition.Millis(r.uvarint())
+	p.Backoff, p.BackoffMax = partition.Millis(r.uvarint()), partition.Millis(r.uvarint())
+	p.MaxAttempts, p.MaxInFlightMember, p.MaxInFlightPartition = r.uint32(), r.uint32(), r.uint32()
+	p.MaxDeferred, p.MaxDeferredKey = r.uint32(), r.uint32()
+	if r.bad == "" && (flags > 1 || p.Validate() != nil) {
+		r.fail("impossible policy")
+	}
+	return p
+}
+
+func (r *reader) bool() bool {
+	v := r.byte()
+	if v > 1 {
+		r.fail("neither true nor false")
+	}
+	return v == 1
+}
+
+func appendBool(b []byte, v bool) []byte {
+	if v {
+		return append(b, 1)
+	}
+	return append(b, 0)
+}
+
+func encodeCreate(now partition.Millis, s GroupSpec) []byte {
+	b := begin(nil, cmdCreate, now, s.ID)
+	b = appendString(b, s.Name)
+	b = binary.AppendUvarint(b, uint64(s.Start))
+	b = appendBool(b, s.Paused)
+	return appendPolicy(b, s.Policy)
+}
+
+func encodePolicy(now partition.Millis, g GroupID, p Policy) []byte {
+	return appendPolicy(begin(nil, cmdPolicy, now, g), p)
+}
+
+func encodePause(now partition.Millis, g GroupID, paused bool) []byte {
+	return appendBool(begin(nil, cmdPause, now, g), paused)
+}
+
+func encodeDelete(now partition.Millis, g GroupID) []byte { return begin(nil, cmdDelete, now, g) }
+
+func encodeReset(now partition.Millis, g GroupID, to partition.Offset) []byte {
+	return binary.AppendUvarint(begin(nil, cmdReset, now, g), uint64(to))
+}
+
+// encodeSessions is cmdSessions or cmdLeave: sessions of a member below a
+// number ended.
+func encodeSessions(kind command, now partition.Millis, g GroupID, member string, below uint64) []byte {
+	b := appendString(begin(nil, kind, now, g), member)
+	return binary.AppendUvarint(b, below)
+}
+
+// encodeSettle encodes settlements of one group and partition; the tokens' tags
+// have been checked.
+func encodeSettle(now partition.Millis, g GroupID, ss []Settlement) []byte {
+	b := begin(make([]byte, 0, 32+6*len(ss)), cmdSettle, now, g)
+	var epoch uint64
+	if len(ss) > 0 {
+		epoch = ss[0].Token.Epoch
+	}
+	b = binary.AppendUvarint(b, epoch)
+	b = binary.AppendUvarint(b, uint64(len(ss)))
+	var o, n uint64
+	for i := range ss {
+		s := &ss[i]
+		head := byte(s.Action) & settleAction
+		if s.Delay != 0 {
+			head |= settleDelay
+		}
+		if s.Reason != "" {
+			head |= settleReason
+		}
+		if s.Token.Ordinal != 1 {
+			head |= settleOrdinal
+		}
+		if s.Token.Epoch != epoch {
+			head |= settleEpoch
+		}
+		b = append(b, head)
+		// Differences wrap around, so that any two numbers have one.
+		b = binary.AppendVarint(b, int64(uint64(s.Token.Offset)-o))
+		b = binary.AppendVarint(b, int64(s.Token.HandOut-n))
+		o, n = uint64(s.Token.Offset), s.Token.HandOut
+		if head&settleOrdinal != 0 {
+			b = binary.AppendUvarint(b, uint64(s.Token.Ordinal))
+		}
+		if head&settleEpoch != 0 {
+			b = binary.AppendUvarint(b, s.Token.Epoch)
+		}
+		if head&settleDelay != 0 {
+			b = binary.AppendUvarint(b, uint64(s.Delay))
+		}
+		if head&settleReason != 0 {
+			b = appendString(b, s.Reason)
+		}
+	}
+	return b
+}
+
+// settlements reads what encodeSettle wrote, one at a time.
+type settlements struct {
+	*reader
+	epoch   uint64
+	n       int
+	offset  uint64
+	handOut uint64
+}
+
+func (r *reader) settlements() settlements {
+	return settlements{reader: r, epoch: r.uvarint(), n: r.count(3)}
+}
+
+// next reads one; its reason aliases the command.
+func (s *settlements) next() (t Token, a Action, delay partition.Millis, reason []byte) {
+	head := s.byte()
+	s.offset += uint64(s.varint())
+	s.handOut += uint64(s.varint())
+	t = Token{Epoch: s.epoch, Offset: partition.Offset(s.offset), HandOut: s.handOut, Ordinal: 1}
+	if head&settleOrdinal != 0 {
+		t.Ordinal = s.uint32()
+	}
+	if head&settleEpoch != 0 {
+		t.Epoch = s.uvarint()
+	}
+	if head&settleDelay != 0 {
+		v := s.uvarint()
+		if v > uint64(MaxDelay) {
+			s.fail("delay too long")
+		}
+		delay = partition.Millis(v)
+	}
+	if head&settleReason != 0 {
+		reason = s.bytes()
+	}
+	a = Action(head & settleAction)
+	if s.bad == "" && (a < Ack || a > Release || head&0x80 != 0 || len(reason) > MaxReason) {
+		s.fail("impossible settlement")
+	}
+	return t, a, delay, reason
+}
+
+// encodeOffsets is cmdReplay or cmdDiscard.
+func encodeOffsets(kind command, now partition.Millis, g GroupID, os []partition.Offset) []byte {
+	b := begin(nil, kind, now, g)
+	b = binary.AppendUvarint(b, uint64(len(os)))
+	for _, o := range os {
+		b = binary.AppendUvarint(b, uint64(o))
+	}
+	return b
+}
+
+func (r *reader) offsets() []partition.Offset {
+	n := r.count(1)
+	os := make([]partition.Offset, 0, n)
+	for range n {
+		os = append(os, partition.Offset(r.uvarint()))
+	}
+	return os
+}
+
+// lapse names a hand-out whose deadline passed.
+type lapse struct {
+	offset  partition.Offset
+	handOut uint64
+}
+
+func encodeLapses(now partition.Millis, g GroupID, epoch uint64, ls []lapse) []byte {
+	b := begin(make([]byte, 0, 32+10*len(ls)), cmdLapse, now, g)
+	b = binary.AppendUvarint(b, epoch)
+	b = binary.AppendUvarint(b, uint64(len(ls)))
+	for _, l := range ls {
+		b = binary.AppendUvarint(b, uint64(l.offset))
+		b = binary.AppendUvarint(b, l.handOut)
+	}
+	return b
+}
+
+// A plan proposes hand-outs: first of messages that were scanned before, then
+// of the next ones of the log, of which those without a member are only
+// scanned.
+
+// planMember is a member in a plan's table: who gets what is handed out.
+type planMember struct {
+	name    string
+	session uint64
+	request uint64
+}
+
+// planWriter builds the two lists of a plan while its table still grows.
+type planWriter struct {
+	table   []planMember
+	again   []byte
+	nAgain  int
+	base    partition.Offset
+	scan    []byte
+	nScan   int
+	planned int // hand-outs in both lists
+}
+
+func (w *planWriter) reset(base partition.Offset) {
+	*w = planWriter{table: w.table[:0], again: w.again[:0], scan: w.scan[:0], base: base}
+}
+
+func (w *planWriter) redeliver(o partition.Offset, m int) {
+	w.again = binary.AppendUvarint(w.again, uint64(o))
+	w.again = binary.AppendUvarint(w.again, uint64(m))
+	w.nAgain++
+	w.planned++
+}
+
+// pass adds the next message of the log: for member m, or only scanned (none).
+func (w *planWriter) pass(hash uint64, size uint32, m int32) {
+	w.scan = binary.LittleEndian.AppendUint64(w.scan, hash)
+	w.scan = binary.AppendUvarint(w.scan, uint64(size))
+	w.scan = binary.AppendUvarint(w.scan, uint64(m+1))
+	w.nScan++
+	if m != none {
+		w.planned++
+	}
+}
+
+func (w *planWriter) encode(now partition.Millis, g GroupID, epoch, id uint64) []byte {
+	n := 64 + len(w.again) + len(w.scan)
+	for i := range w.table {
+		n += len(w.table[i].name) + 20
+	}
+	b := begin(make([]byte, 0, n), cmdPlan, now, g)
+	b = binary.AppendUvarint(b, epoch)
+	b = binary.AppendUvarint(b, id)
+	b = binary.AppendUvarint(b, uint64(len(w.table)))
+	for i := range w.table {
+		m := &w.table[i]
+		b = appendString(b, m.name)
+		b = binary.AppendUvarint(b, m.session)
+		b = binary.LittleEndian.AppendUint64(b, m.request)
+	}
+	b = binary.AppendUvarint(b, uint64(w.nAgain))
+	b = append(b, w.again...)
+	b = binary.AppendUvarint(b, uint64(w.base))
+	b = binary.AppendUvarint(b, uint64(w.nScan))
+	return append(b, w.scan...)
+}

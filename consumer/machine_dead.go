@@ -1,0 +1,211 @@
+package consumer
+
+import (
+	"slices"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// die moves an entry, whose last attempt is given, to the dead letters.
+func (g *group) die(i int32, last Attempt) {
+	e := &g.entries[i]
+	row := deadRow{
+		keyHash: e.keyHash, size: e.size, ordinal: e.ordinal, handOut: e.handOut,
+		firstSeen: e.firstSeen, deadSince: g.clock, last: e.last,
+	}
+	if e.replayed {
+		before, _, err := g.rows.dead(e.offset)
+		g.fault(err)
+		row.attempts, row.history = before.attempts, before.history
+		g.replaying--
+	}
+	row.attempts += e.attempts
+	if e.history {
+		since, err := g.rows.history(e.offset)
+		g.fault(err)
+		row.history = append(row.history, since...)
+		g.rows.del(rowHistory, e.offset)
+	}
+	row.history = lastAttempts(append(row.history, last))
+	o, hash := e.offset, e.keyHash
+	g.rows.putDead(o, &row)
+	g.dead++
+	g.dequeue(i)
+	g.leave(i)
+	if key, keyed := g.keyOf(hash); keyed && g.policy.OnExhaustion == Park {
+		g.block(key, o)
+	}
+}
+
+// addHistory keeps a failed attempt on disk: what fails for hours must not
+// grow in memory.
+func (g *group) addHistory(e *entry, a Attempt) {
+	var as []Attempt
+	if e.history {
+		var err error
+		as, err = g.rows.history(e.offset)
+		g.fault(err)
+	}
+	as = lastAttempts(append(as, a))
+	g.rows.Put(g.rows.key(rowHistory, e.offset), appendAttempts(nil, as))
+	e.history = true
+}
+
+// replayed is what became of a replay or discard.
+type deadResult struct {
+	done    int  // replayed, or discarded
+	already int  // replayed before and not handled yet
+	missing int  // no dead letter there
+	limited bool // stopped at the limit of replayed messages
+}
+
+// replay sets dead letters to be handed out again: before whatever of their key
+// waits, since their offsets are lower, with fresh attempts.
+func (g *group) replay(offsets []partition.Offset) (res deadResult) {
+	for _, o := range offsets {
+		row, ok, err := g.rows.dead(o)
+		g.fault(err)
+		switch {
+		case !ok:
+			res.missing++
+			continue
+		case row.replaying:
+			res.already++
+			continue
+		case g.replaying >= uint64(g.policy.MaxDeferred):
+			res.limited = true
+			return res
+		}
+		row.replaying = true
+		g.rows.putDead(o, &row)
+		g.dead--
+		g.replaying++
+		i := g.enter(o, row.keyHash, row.size)
+		e := &g.entries[i]
+		e.ordinal, e.handOut, e.firstSeen = row.ordinal, row.handOut, row.firstSeen
+		e.last, e.replayed = row.last, true
+		g.enqueue(i)
+		g.unblock(row.keyHash, o)
+		res.done++
+	}
+	return res
+}
+
+// discard gives dead letters up.
+func (g *group) discard(offsets []partition.Offset) (res deadResult) {
+	for _, o := range offsets {
+		row, ok, err := g.rows.dead(o)
+		g.fault(err)
+		switch {
+		case !ok:
+			res.missing++
+			continue
+		case row.replaying:
+			res.already++
+			continue
+		}
+		g.rows.dropDead(o, row.keyHash)
+		g.rows.putException(g.epoch, o, outDiscarded, row.ordinal)
+		g.dead--
+		g.skipped++
+		g.unblock(row.keyHash, o)
+		res.done++
+	}
+	return res
+}
+
+// eachDead calls fn with the dead letters from an offset on, in order.
+func (g *group) eachDead(from partition.Offset, fn func(o partition.Offset, d deadRow) bool) error {
+	var bad error
+	err := g.rows.Scan(g.rows.prefix(rowDead), g.rows.key(rowDead, from), func(k, v []byte) bool {
+		d, err := decodeDead(k, v)
+		if err != nil {
+			bad = err
+			return false
+		}
+		return fn(lastOffset(k), d)
+	})
+	if err != nil {
+		return err
+	}
+	return bad
+}
+
+// deadOfKey lists the offsets of a key's dead letters, by hash, in order.
+func (g *group) deadOfKey(hash uint64) ([]partition.Offset, error) {
+	var os []partition.Offset
+	prefix := g.rows.key(rowDeadKey, partition.Offset(hash))
+	err := g.rows.Scan(prefix, nil, func(k, _ []byte) bool {
+		os = append(os, lastOffset(k))
+		return true
+	})
+	return os, err
+}
+
+// requeue builds all queues anew, after the mode or what parks a key changed.
+func (g *group) requeue() {
+	var live []int32
+	var blockers []partition.Offset
+	for i := range g.entries {
+		if g.entries[i].at != vacant {
+			live = append(live, int32(i))
+		}
+	}
+	slices.SortFunc(live, func(a, b int32) int {
+		if g.entries[a].offset < g.entries[b].offset {
+			return -1
+		}
+		return 1
+	})
+	for i := range g.keys {
+		if ks := &g.keys[i]; len(ks.blockers) > 0 {
+			blockers = append(blockers, ks.blockers...)
+			ks.blockers = nil
+			g.rows.putBlockers(ks)
+		}
+	}
+	slices.Sort(blockers)
+	g.keys, g.keyGap, g.parking = nil, nil, 0
+	g.hashes.clear()
+	if g.policy.OnExhaustion == Park && g.policy.Mode != NoOrder {
+		for _, o := range blockers {
+			row, ok, err := g.rows.dead(o)
+			g.fault(err)
+			if ok && !row.replaying {
+				key, _ := g.keyOf(row.keyHash)
+				g.block(key, o)
+			}
+		}
+	}
+	for _, i := range live {
+		e := &g.entries[i]
+		e.key, e.next = none, none
+		switch e.at {
+		case ready, parked:
+			g.stand(i, deferred)
+		default:
+		}
+		g.requeueOne(i)
+	}
+	if g.hand != nil {
+		g.hand.reserved.clear() // by the keys of the mode before
+		g.hand.rebuild()
+	}
+}
+
+// requeueOne puts an entry that may be in flight or failed into its queue.
+func (g *group) requeueOne(i int32) {
+	e := &g.entries[i]
+	if hash, keyed := g.keyOf(e.keyHash); keyed && e.at == inFlight {
+		g.keys[g.openKey(hash)].inFlight++
+	}
+	g.enqueue(i)
+}
+
+// fault keeps the first error of a row that cannot be read: Apply returns it
+// and the replica stops.
+func (g *group) fault(err error) {
+	if err != nil && g.broken == nil {
+		g.broken = err
+	}
+}

@@ -1,0 +1,291 @@
+package consumer
+
+import "github.com/strandmq/strandmq/partition"
+
+const (
+	maxPlanItems = 4096    // messages in one plan: keeps a turn under a millisecond or two
+	maxPlanBytes = 4 << 20 // of log that one turn looks at
+	maxOpenPlans = 4       // plans of a group on their way at once
+	maxLapses    = 4096    // in one command
+
+	// A plan that was not applied after so long is taken for lost. If it comes
+	// after all it is applied like any other.
+	planPatience partition.Millis = 30_000
+	// So long after a lapse was proposed it is proposed again.
+	lapsePatience partition.Millis = 5_000
+)
+
+// drive is a group's part of the leader's turn.
+func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ [][]byte, wake partition.Millis) {
+	h.flush()
+	cmds = h.fire(now, cmds)
+	if len(h.open) > 0 && now-h.open[0].at > planPatience {
+		h.rewind()
+		h.rebuild()
+	}
+	more := false
+	if !h.g.paused && len(h.waiters) > 0 && len(h.open) < maxOpenPlans {
+		cmds, more = h.makePlan(now, log, cmds)
+	}
+	switch {
+	case more:
+		return cmds, now
+	case len(h.timers.items) > 0:
+		return cmds, max(partition.Millis(h.timers.items[0].rank), now)
+	}
+	return cmds, 0
+}
+
+// fire proposes lapses, and lets go what waited for its next attempt.
+func (h *hand) fire(now partition.Millis, cmds [][]byte) [][]byte {
+	h.lapses = h.lapses[:0]
+	for len(h.timers.items) > 0 && partition.Millis(h.timers.items[0].rank) <= now && len(h.lapses) < maxLapses {
+		d := h.timers.pop()
+		if !h.ticks(d) {
+			continue
+		}
+		e := &h.g.entries[d.slot]
+		if e.at == failed {
+			h.pushReady(d.slot)
+			continue
+		}
+		h.lapses = append(h.lapses, lapse{e.offset, e.handOut})
+		h.pushTimer(d.slot, now+lapsePatience)
+	}
+	if len(h.lapses) > 0 {
+		cmds = append(cmds, encodeLapses(now, h.g.id, h.g.epoch, h.lapses))
+	}
+	return cmds
+}
+
+// makePlan plans hand-outs to those who wait: first of what was scanned
+// before, then of what follows in the log. It tells whether there is more to do
+// at once.
+func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) (_ [][]byte, more bool) {
+	if !h.work(log) || !h.wanted() {
+		return cmds, false
+	}
+	h.lastID++
+	p := &openPlan{id: h.lastID, at: now}
+	h.writer.reset(h.next)
+	budget := int(h.g.policy.MaxInFlightPartition) - int(h.g.count[inFlight]) - h.planned
+	full := h.redeliver(now, p, &budget)
+	if !full {
+		full = h.look(log, p, &budget)
+	}
+	w := &h.writer
+	if w.nAgain == 0 && w.nScan == 0 {
+		return cmds, false
+	}
+	p.end = h.next
+	h.open = append(h.open, p)
+	h.planned += w.planned
+	p.pending = w.nScan - (w.planned - w.nAgain)
+	h.pending += p.pending
+	if h.g.policy.AtMostOnce {
+		h.reserved.clear()
+	}
+	return append(cmds, w.encode(now, h.g.id, h.g.epoch, p.id)), full
+}
+
+// work tells whether there may be something to hand out or to scan.
+func (h *hand) work(log partition.Log) bool {
+	for i := range h.lanes {
+		if len(h.lanes[i].ready.items) > 0 {
+			return true
+		}
+	}
+	return !h.behind && h.next < log.Position().End
+}
+
+// wanted finds which lanes have somebody with room.
+func (h *hand) wanted() bool {
+	some := false
+	for i := range h.lanes {
+		l := &h.lanes[i]
+		l.dry = true
+		for n := 0; n < len(l.queue); n++ {
+			w := l.queue[n]
+			now, open := w.Taker.Room()
+			if !open || w.gone {
+				w.gone = true
+				l.queue = append(l.queue[:n], l.queue[n+1:]...)
+				n--
+				continue
+			}
+			if now && h.canHold(w) {
+				l.dry, some = false, true
+				break
+			}
+		}
+	}
+	return some
+}
+
+// canHold tells whether a waiter's member may get one more here.
+func (h *hand) canHold(w *waiter) bool {
+	m := h.memberOf(w)
+	if m == none {
+		return true
+	}
+	ms := &h.g.members[m]
+	return ms.held+ms.planned < h.g.policy.MaxInFlightMember && w.Session >= ms.sessions
+}
+
+// pick finds who gets a message of a lane: the waiters in turn.
+func (h *hand) pick(l *lane, p *openPlan, size uint32) (index int32) {
+	for tries := len(l.queue); tries > 0 && len(l.queue) > 0; tries-- {
+		if l.cursor >= len(l.queue) {
+			l.cursor = 0
+		}
+		w := l.queue[l.cursor]
+		l.cursor++
+		if !w.gone && h.canHold(w) && w.Taker.Take(int(size)) {
+			return h.taken(w, p, size)
+		}
+	}
+	l.dry = true
+	return none
+}
+
+// taken notes that a waiter's credit was taken for a plan.
+func (h *hand) taken(w *waiter, p *openPlan, size uint32) int32 {
+	if w.plan != p.id {
+		w.plan, w.index = p.id, len(p.waiters)
+		p.waiters = append(p.waiters, w)
+		p.taken = append(p.taken, credit{})
+		p.got = append(p.got, nil)
+		h.writer.table = append(h.writer.table, planMember{w.Member, w.Session, w.Request})
+		if h.memberOf(w) == none {
+			// Known from here on, so that what is planned for it is counted.
+			w.slot = h.g.memberOf(w.Member)
+		}
+	}
+	c := &p.taken[w.index]
+	c.n++
+	c.bytes += int(size)
+	h.g.members[w.slot].planned++
+	return int32(w.index)
+}
+
+// redeliver plans messages that were scanned before. It tells whether the plan
+// is full.
+func (h *hand) redeliver(now partition.Millis, p *openPlan, budget *int) (full bool) {
+	for i := range h.lanes {
+		l := &h.lanes[i]
+		l.ready.prune(int(h.g.count[ready]+h.g.count[failed]), func(d due) bool { return h.goes(d, now) })
+		for len(l.ready.items) > 0 && !l.dry && *budget > 0 {
+			if h.writer.nAgain >= maxPlanItems {
+				return true
+			}
+			d := l.ready.items[0]
+			if !h.goes(d, now) {
+				l.ready.pop()
+				continue
+			}
+			e := &h.g.entries[d.slot]
+			w := h.pick(l, p, e.size)
+			if w == none {
+				break
+			}
+			l.ready.pop()
+			e.planned = true
+			h.writer.redeliver(e.offset, int(w))
+			*budget--
+		}
+	}
+	return false
+}
+
+// look plans the next messages of the log: those whose key is free go to
+// somebody, the others are scanned so that what is behind them can go.
+func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
+	at := log.Position()
+	if h.next < at.Start && len(h.open) == 0 {
+		h.next = at.Start // retention was faster
+		h.writer.base = h.next
+	}
+	if h.behind || h.next >= at.End || h.next < at.Start || *budget <= 0 {
+		return false
+	}
+	amo, one := h.g.policy.AtMostOnce, h.g.policy.Mode == ByPartition
+	wait := h.pending + int(h.g.waiting())
+	stopped := false
+	wet := 0
+	for i := range h.lanes {
+		if !h.lanes[i].dry {
+			wet++
+		}
+	}
+	if wet == 0 {
+		return false
+	}
+	err := log.Keys(h.next, maxPlanBytes, func(o partition.Offset, hash uint64, size int) bool {
+		stopped = true
+		if o != h.next || *budget <= 0 || wet == 0 {
+			return false
+		}
+		if h.writer.nScan >= maxPlanItems {
+			stopped = false
+			return false
+		}
+		free := true
+		key, keyed := h.g.keyOf(hash)
+		if keyed {
+			if k, ok := h.g.hashes.find(key); ok {
+				free = false
+				if ks := &h.g.keys[k]; one || ks.waiting-ks.inFlight >= int32(h.g.policy.MaxDeferredKey) {
+					return false
+				}
+			}
+		}
+		w := none
+		if free {
+			l := &h.lanes[0]
+			if len(h.lanes) > 1 {
+				l = &h.lanes[shareOf(hash, uint32(len(h.lanes)))]
+			}
+			index, again := int32(0), false
+			if keyed {
+				index, again = h.reserved.find(key)
+			}
+			switch {
+			case again && !amo:
+				if one {
+					return false
+				}
+			case again:
+				// At most once, the key is free again at once: the same member
+				// gets its next, so that its order is seen by one.
+				if to := p.waiters[index]; !h.canHold(to) || !to.Taker.Take(size) {
+					return false
+				} else {
+					w = h.taken(to, p, uint32(size))
+				}
+			case !l.dry:
+				w = h.pick(l, p, uint32(size))
+				if w == none {
+					wet--
+				}
+			}
+			if w != none && keyed {
+				h.reserved.put(key, w)
+			}
+		}
+		if w == none {
+			if wet == 0 || one || wait >= int(h.g.policy.MaxDeferred) {
+				return false
+			}
+			wait++
+		} else {
+			*budget--
+		}
+		h.writer.pass(hash, uint32(size), w)
+		h.next++
+		stopped = false
+		return true
+	})
+	// What stopped short of the end for its size goes on in the next turn; what
+	// stopped for want of room waits for an event.
+	return err == nil && !stopped && h.next < at.End
+}

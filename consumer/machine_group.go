@@ -1,0 +1,567 @@
+package consumer
+
+import (
+	"slices"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// group is one group's replicated state in a partition. Every change happens in
+// Apply, and each of them keeps what follows true:
+//
+//   - a message below scanned is in entries (unsettled), in the dead rows, or
+//     settled; one that is replayed is in entries and in the dead rows;
+//   - a key's queue holds exactly its entries, by offset;
+//   - only the head of a queue is ready, and only when nothing of the key is in
+//     flight and no dead letter before it parks the key. That is P3.
+type group struct {
+	id     GroupID
+	part   partition.PartitionID
+	rows   rowsOf
+	name   string
+	policy Policy
+	paused bool
+
+	start    partition.Offset
+	scanned  partition.Offset
+	kept     partition.Offset // start of the log when last seen
+	epoch    uint64
+	handOuts uint64 // number of the last hand-out: the fence
+	clock    partition.Millis
+
+	entries []entry
+	vacancy int32 // first vacant slot
+	keys    []keyState
+	keyGap  []int32 // vacant slots of keys
+	members   []member
+	memberGap []int32 // vacant slots of members
+	crowd     int     // so many members, and those of whom nothing is known are forgotten
+	names   map[string]int32
+	offsets table // offset → entry
+	hashes  table // key hash → key
+
+	count     [standings]uint64
+	dead      uint64
+	acked     uint64
+	skipped   uint64
+	expired   uint64
+	replaying uint64
+	handedOut uint64
+	retried   uint64
+	parking   uint64 // keys that a dead letter parks
+	ended     int    // members of whom an ended session is known
+
+	// What the next checkpoint writes.
+	touched  []int32 // slots whose entry changed; touching marks them
+	touching []bool
+	gone     []partition.Offset // stored entries that are no more
+	sweep    bool               // rows of earlier epochs may be left
+
+	broken error // a row that cannot be read
+	hand *hand // nil where the partition is not led
+}
+
+func newGroup(id GroupID, part partition.PartitionID, rows partition.Rows) *group {
+	return &group{
+		id: id, part: part, rows: rowsOf{rows, id},
+		vacancy: none, names: make(map[string]int32), crowd: crowd,
+	}
+}
+
+// waiting counts what is held in memory without being handed out: what
+// max_deferred bounds.
+func (g *group) waiting() uint64 {
+	return g.count[failed] + g.count[ready] + g.count[deferred] + g.count[parked] + g.parking - g.replaying
+}
+
+// room tells whether one more message may wait.
+func (g *group) room() bool {
+	// Replayed messages have an allowance of their own, so that a full group
+	// can still be mended by a replay; some may be in flight, hence the sign.
+	return int64(g.waiting()) < int64(g.policy.MaxDeferred)
+}
+
+func (g *group) tick(now partition.Millis) {
+	g.clock = max(g.clock, now)
+}
+
+// keyOf is the hash by which a message queues.
+func (g *group) keyOf(hash uint64) (uint64, bool) {
+	switch g.policy.Mode {
+	case ByPartition:
+		return 0, true
+	case NoOrder:
+		return 0, false
+	default:
+		return hash, true
+	}
+}
+
+func (g *group) touch(i int32) {
+	if !g.touching[i] {
+		g.touching[i] = true
+		g.touched = append(g.touched, i)
+	}
+}
+
+func (g *group) stand(i int32, s standing) {
+	e := &g.entries[i]
+	g.count[e.at]--
+	g.count[s]++
+	e.at = s
+}
+
+// enter makes an entry, not yet in any queue.
+func (g *group) enter(o partition.Offset, hash uint64, size uint32) int32 {
+	i := g.vacancy
+	if i == none {
+		i = int32(len(g.entries))
+		g.entries = append(g.entries, entry{})
+		g.touching = append(g.touching, false)
+	} else {
+		g.vacancy = g.entries[i].next
+	}
+	g.entries[i] = entry{
+		offset: o, keyHash: hash, size: size,
+		key: none, next: none, member: none, prevHeld: none, nextHeld: none,
+		at: deferred,
+	}
+	g.count[deferred]++
+	g.offsets.put(uint64(o), i)
+	g.touch(i)
+	return i
+}
+
+// leave removes an entry that is in no queue and held by nobody.
+func (g *group) leave(i int32) {
+	e := &g.entries[i]
+	g.count[e.at]--
+	if e.stored {
+		g.gone = append(g.gone, e.offset)
+	}
+	g.offsets.del(uint64(e.offset))
+	*e = entry{next: g.vacancy}
+	g.vacancy = i
+}
+
+// enqueue puts an entry into its key's queue, by offset.
+func (g *group) enqueue(i int32) {
+	e := &g.entries[i]
+	hash, keyed := g.keyOf(e.keyHash)
+	if !keyed {
+		if e.at == deferred {
+			g.stand(i, ready)
+			g.tellReady(i)
+		}
+		return
+	}
+	k := g.openKey(hash)
+	ks := &g.keys[k]
+	e.key = k
+	ks.waiting++
+	if e.at == deferred && ks.blocked(e.offset) {
+		g.stand(i, parked)
+	}
+	switch {
+	case ks.head == none:
+		ks.head, ks.tail = i, i
+	case g.entries[ks.tail].offset < e.offset:
+		g.entries[ks.tail].next = i
+		ks.tail = i
+	default:
+		// Only what was dead comes back before others: in order, so the place
+		// of the one before is where to look first.
+		before := none
+		if ks.inserted != none && g.entries[ks.inserted].offset < e.offset {
+			before = ks.inserted
+		} else if g.entries[ks.head].offset < e.offset {
+			before = ks.head
+		}
+		ks.inserted = i
+		if before == none {
+			if g.entries[ks.head].at == ready {
+				g.stand(ks.head, deferred)
+			}
+			e.next = ks.head
+			ks.head = i
+			break
+		}
+		for n := g.entries[before].next; n != none && g.entries[n].offset < e.offset; n = g.entries[n].next {
+			before = n
+		}
+		e.next = g.entries[before].next
+		g.entries[before].next = i
+		if e.next == none {
+			ks.tail = i
+		}
+	}
+	if ks.head == i {
+		g.refresh(k)
+	}
+}
+
+// dequeue takes an entry out of its key's queue and lets the next come up.
+func (g *group) dequeue(i int32) {
+	e := &g.entries[i]
+	k := e.key
+	if k == none {
+		return
+	}
+	ks := &g.keys[k]
+	if ks.head == i {
+		ks.head = e.next
+		if ks.head == none {
+			ks.tail = none
+		}
+	} else {
+		p := ks.head
+		for g.entries[p].next != i {
+			p = g.entries[p].next
+		}
+		g.entries[p].next = e.next
+		if ks.tail == i {
+			ks.tail = p
+		}
+	}
+	if ks.inserted == i {
+		ks.inserted = none
+	}
+	ks.waiting--
+	e.key, e.next = none, none
+	g.refresh(k)
+}
+
+func (g *group) openKey(hash uint64) int32 {
+	if k, ok := g.hashes.find(hash); ok {
+		return k
+	}
+	var k int32
+	if n := len(g.keyGap); n > 0 {
+		k = g.keyGap[n-1]
+		g.keyGap = g.keyGap[:n-1]
+	} else {
+		k = int32(len(g.keys))
+		g.keys = append(g.keys, keyState{})
+	}
+	g.keys[k] = keyState{hash: hash, head: none, tail: none, inserted: none}
+	g.hashes.put(hash, k)
+	return k
+}
+
+// refresh sets the head of a queue ready if it may go, and forgets a key that
+// has nothing left.
+func (g *group) refresh(k int32) {
+	ks := &g.keys[k]
+	h := ks.head
+	if h == none {
+		if len(ks.blockers) == 0 {
+			g.hashes.del(ks.hash)
+			g.keys[k] = keyState{head: none, tail: none, inserted: none}
+			g.keyGap = append(g.keyGap, k)
+		}
+		return
+	}
+	e := &g.entries[h]
+	if ks.inFlight > 0 || ks.blocked(e.offset) {
+		return
+	}
+	switch e.at {
+	case deferred:
+		g.stand(h, ready)
+		g.tellReady(h)
+	case failed:
+		g.tellBackoff(h)
+	default:
+	}
+}
+
+// repark looks at a whole queue again after its blockers changed.
+func (g *group) repark(k int32) {
+	ks := &g.keys[k]
+	for i := ks.head; i != none; i = g.entries[i].next {
+		e := &g.entries[i]
+		switch e.at {
+		case ready, deferred, parked:
+			s := deferred
+			if ks.blocked(e.offset) {
+				s = parked
+			}
+			if e.at != s {
+				g.stand(i, s)
+			}
+		default:
+		}
+	}
+	g.refresh(k)
+}
+
+// block parks a key behind a dead letter.
+func (g *group) block(hash uint64, o partition.Offset) {
+	k := g.openKey(hash)
+	ks := &g.keys[k]
+	n, found := slices.BinarySearch(ks.blockers, o)
+	if found {
+		return
+	}
+	if len(ks.blockers) == 0 {
+		g.parking++
+	}
+	ks.blockers = slices.Insert(ks.blockers, n, o)
+	g.rows.putBlockers(ks)
+	g.repark(k)
+}
+
+// unblock lets a key flow past what is no longer a dead letter.
+func (g *group) unblock(hash uint64, o partition.Offset) {
+	hash, keyed := g.keyOf(hash)
+	if !keyed {
+		return
+	}
+	k, ok := g.hashes.find(hash)
+	if !ok {
+		return
+	}
+	ks := &g.keys[k]
+	n, found := slices.BinarySearch(ks.blockers, o)
+	if !found {
+		return
+	}
+	ks.blockers = slices.Delete(ks.blockers, n, n+1)
+	if len(ks.blockers) == 0 {
+		g.parking--
+	}
+	g.rows.putBlockers(ks)
+	g.repark(k)
+}
+
+// mayGo tells whether an entry can be handed out at the group's present time.
+func (g *group) mayGo(i int32) bool {
+	e := &g.entries[i]
+	switch e.at {
+	case ready:
+		return true
+	case failed:
+		if g.clock < e.until {
+			return false
+		}
+		if e.key == none {
+			return true
+		}
+		ks := &g.keys[e.key]
+		return ks.head == i && ks.inFlight == 0 && !ks.blocked(e.offset)
+	default:
+		return false
+	}
+}
+
+// give hands an entry out. The caller has checked mayGo and the limits.
+func (g *group) give(i, m int32, session, request uint64) {
+	e := &g.entries[i]
+	g.handOuts++
+	g.handedOut++
+	e.attempts++
+	e.ordinal++
+	e.handOut, e.session, e.request = g.handOuts, session, request
+	e.handedAt = g.clock
+	e.until = g.clock + g.policy.AckDeadline
+	if e.firstSeen == 0 {
+		e.firstSeen = g.clock
+	}
+	e.last = notEnded
+	g.stand(i, inFlight)
+	g.touch(i)
+	if e.key != none {
+		g.keys[e.key].inFlight++
+	}
+	g.hold(i, m)
+	g.tellDeadline(i)
+}
+
+func (g *group) hold(i, m int32) {
+	e, ms := &g.entries[i], &g.members[m]
+	e.member = m
+	e.prevHeld, e.nextHeld = ms.tail, none
+	if ms.tail == none {
+		ms.head = i
+	} else {
+		g.entries[ms.tail].nextHeld = i
+	}
+	ms.tail = i
+	ms.held++
+}
+
+// take ends a hand-out: the entry is in flight no more and in nobody's list.
+// It stands deferred until the caller says better.
+func (g *group) take(i int32, how ending) {
+	e := &g.entries[i]
+	ms := &g.members[e.member]
+	if e.prevHeld == none {
+		ms.head = e.nextHeld
+	} else {
+		g.entries[e.prevHeld].nextHeld = e.nextHeld
+	}
+	if e.nextHeld == none {
+		ms.tail = e.prevHeld
+	} else {
+		g.entries[e.nextHeld].prevHeld = e.prevHeld
+	}
+	e.prevHeld, e.nextHeld = none, none
+	ms.held--
+	e.last = how
+	if e.key != none {
+		g.keys[e.key].inFlight--
+	}
+	g.stand(i, deferred)
+	g.touch(i)
+}
+
+// settled removes an entry for good: acked, or given up.
+func (g *group) settled(i int32, what outcome) {
+	e := &g.entries[i]
+	if e.ordinal != 1 || what != outAcked {
+		g.rows.putException(g.epoch, e.offset, what, e.ordinal)
+	}
+	if e.history {
+		g.rows.del(rowHistory, e.offset)
+	}
+	if e.replayed {
+		g.rows.dropDead(e.offset, e.keyHash)
+		g.replaying--
+	}
+	if what == outAcked {
+		g.acked++
+	} else {
+		g.skipped++
+	}
+	g.dequeue(i)
+	g.leave(i)
+}
+
+// release gives a message back uncharged.
+func (g *group) release(i int32) {
+	g.take(i, byRelease)
+	g.entries[i].attempts--
+	g.wait(i)
+}
+
+// wait lets a deferred entry that is in its queue stand where it belongs.
+func (g *group) wait(i int32) {
+	e := &g.entries[i]
+	if e.key == none {
+		g.stand(i, ready)
+		g.tellReady(i)
+		return
+	}
+	ks := &g.keys[e.key]
+	if ks.blocked(e.offset) {
+		g.stand(i, parked)
+	}
+	g.refresh(e.key)
+}
+
+// fail charges a hand-out that came to nothing: another attempt after a wait,
+// or the dead letters, in the same log entry (P7). It tells whether it died.
+func (g *group) fail(i int32, how ending, reason string, delay partition.Millis) bool {
+	e := &g.entries[i]
+	g.retried++
+	a := Attempt{
+		Attempt: e.attempts, Member: g.members[e.member].name,
+		HandedOut: e.handedAt, Ended: g.clock, Outcome: how.String(), Reason: reason,
+	}
+	g.take(i, how)
+	if how == byReject || g.policy.MaxAttempts > 0 && e.attempts >= g.policy.MaxAttempts {
+		g.die(i, a)
+		return true
+	}
+	g.addHistory(e, a)
+	if delay == 0 {
+		delay = g.policy.backoff(g.id, e.offset, e.attempts)
+	}
+	e.until = g.clock + delay
+	g.stand(i, failed)
+	if e.key == none {
+		g.tellBackoff(i)
+	} else {
+		g.refresh(e.key)
+	}
+	return false
+}
+
+// memberOf finds a member's slot, or makes one.
+func (g *group) memberOf(name string) int32 {
+	if m, ok := g.names[name]; ok {
+		return m
+	}
+	var m int32
+	if n := len(g.memberGap); n > 0 {
+		m = g.memberGap[n-1]
+		g.memberGap = g.memberGap[:n-1]
+	} else {
+		m = int32(len(g.members))
+		g.members = append(g.members, member{})
+	}
+	g.members[m] = member{name: name, head: none, tail: none}
+	g.names[name] = m
+	return m
+}
+
+// forgetMembers makes room when many names were seen of which nothing is known
+// any more. Only called where no slot of a member is at hand.
+func (g *group) forgetMembers() {
+	if len(g.names) < g.crowd {
+		return
+	}
+	for i := range g.members {
+		ms := &g.members[i]
+		if ms.name != "" && ms.held == 0 && ms.sessions == 0 && ms.planned == 0 {
+			delete(g.names, ms.name)
+			*ms = member{head: none, tail: none}
+			g.memberGap = append(g.memberGap, int32(i))
+		}
+	}
+	g.crowd = max(crowd, 2*len(g.names))
+}
+
+// crowd is how many members a partition knows before it forgets any.
+const crowd = 1024
+
+// endSessions notes that a member's sessions below a number ended.
+func (g *group) endSessions(m int32, below uint64) {
+	ms := &g.members[m]
+	if below <= ms.sessions {
+		return
+	}
+	if ms.sessions == 0 {
+		g.ended++
+	}
+	ms.sessions = below
+	g.rows.putMember(ms)
+	if g.ended > maxEndedSessions {
+		g.forgetSession()
+	}
+}
+
+// maxEndedSessions bounds the members of whom an ended session is remembered.
+// It is needed only while a hand-out to that session can still be on its way.
+const maxEndedSessions = 4096
+
+// forgetSession drops the oldest ended session of a member who holds nothing.
+func (g *group) forgetSession() {
+	oldest := none
+	for i := range g.members {
+		ms := &g.members[i]
+		if ms.sessions == 0 || ms.held > 0 {
+			continue
+		}
+		if oldest == none || ms.sessions < g.members[oldest].sessions ||
+			ms.sessions == g.members[oldest].sessions && ms.name < g.members[oldest].name {
+			oldest = int32(i)
+		}
+	}
+	if oldest != none {
+		ms := &g.members[oldest]
+		g.rows.dropMember(ms.name)
+		ms.sessions = 0
+		g.ended--
+	}
+}

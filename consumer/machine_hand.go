@@ -1,0 +1,418 @@
+package consumer
+
+import (
+	"slices"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// Taker is one call of one member for work, over all the partitions that it
+// asks. Its credit is shared between them, so that no more is ever handed out
+// than it asked for. Calls come from the goroutine of an App and must not block.
+type Taker interface {
+	// Room tells whether it can take something now, and whether it ever will
+	// again.
+	Room() (now, open bool)
+	// Take reserves one delivery of a size in bytes.
+	Take(size int) bool
+	// Give returns reservations that came to nothing.
+	Give(n, bytes int)
+	// Handed brings applied hand-outs, each of which was reserved.
+	Handed(p partition.PartitionID, hs []HandOut)
+	// Ended tells that a partition has nothing more for it, and why.
+	Ended(p partition.PartitionID, why error)
+}
+
+// Demand is the event by which a member asks a partition for work.
+type Demand struct {
+	Group   GroupID
+	Member  string
+	Session uint64
+	Request uint64 // tag of the request id; 0: none
+	Share   uint32
+	Shares  uint32
+	Taker   Taker
+}
+
+// Wake is an event that only gives the leader a turn.
+type Wake struct{}
+
+// hand is what acts for a group where its partition is led: who waits for work,
+// what can be handed out, what was proposed. All of it is in memory only, and
+// none of it decides: a hand that is wrong wastes a proposal.
+type hand struct {
+	g       *group
+	waiters []*waiter
+	lanes   []lane // by share of keys
+	timers  heap
+	open    []*openPlan // proposed and not applied yet, in order
+	lastID  uint64
+	out     []handed
+
+	reserved table            // keys of messages that are planned to be handed out
+	next     partition.Offset // first message that no plan has looked at
+	planned  int              // hand-outs in open plans
+	pending  int              // messages in open plans that will wait
+	behind   bool             // a plan was void in part: look again at what follows
+	writer   planWriter
+	lapses   []lapse
+}
+
+// lane is one share of a partition's keys: what of it can go, and who gets it.
+type lane struct {
+	ready  heap
+	queue  []*waiter
+	cursor int
+	dry    bool // nobody can take more in this turn
+}
+
+// waiter is a demand and what is planned for it.
+type waiter struct {
+	Demand
+	slot  int32 // its member, if the name there still fits
+	plan  uint64
+	index int     // in that plan's table
+	gone  bool    // wants no more
+	heir  *waiter // the same request, asked again
+}
+
+// openPlan is a plan on its way through the log.
+type openPlan struct {
+	id      uint64
+	at      partition.Millis
+	end     partition.Offset // where its scan ends
+	pending int
+	waiters []*waiter
+	taken   []credit
+	got     [][]HandOut
+}
+
+type credit struct{ n, bytes int }
+
+// handed is what an applied plan gave to a waiter.
+type handed struct {
+	to *waiter
+	hs []HandOut
+}
+
+func (g *group) lead() {
+	g.hand = &hand{g: g}
+	g.hand.rewind()
+	g.hand.rebuild()
+}
+
+// rewind forgets what was planned; what comes of it later is void or found.
+func (h *hand) rewind() {
+	for _, p := range h.open {
+		h.close(p)
+	}
+	h.open = nil
+	h.reserved.clear()
+	h.next, h.behind = h.g.scanned, false
+	h.planned, h.pending = 0, 0
+	for i := range h.g.entries {
+		h.g.entries[i].planned = false
+	}
+	for i := range h.g.members {
+		h.g.members[i].planned = 0
+	}
+}
+
+// rebuild finds what can go, and when the rest can, from the state alone.
+func (h *hand) rebuild() {
+	for i := range h.lanes {
+		h.lanes[i].ready.items = nil
+	}
+	if len(h.lanes) == 0 || h.g.policy.Mode == ByPartition {
+		h.spread(1)
+	}
+	h.timers.items = nil
+	for i := range h.g.entries {
+		e := &h.g.entries[i]
+		switch e.at {
+		case ready:
+			h.pushReady(int32(i))
+		case inFlight, failed:
+			h.pushTimer(int32(i), e.until)
+		default:
+		}
+	}
+}
+
+// spread divides the keys into n lanes, and the waiters with them.
+func (h *hand) spread(n uint32) {
+	if h.g.policy.Mode == ByPartition {
+		n = 1 // there is one queue; a share of it would be empty
+	}
+	n = max(1, min(n, 1024))
+	old := h.lanes
+	h.lanes = make([]lane, n)
+	for _, w := range h.waiters {
+		h.line(w)
+	}
+	for i := range old {
+		for _, d := range old[i].ready.items {
+			if e := &h.g.entries[d.slot]; e.offset == d.offset {
+				h.laneOf(e).ready.push(d)
+			}
+		}
+	}
+}
+
+// line puts a waiter into its lanes: one, or several if it counts fewer shares.
+func (h *hand) line(w *waiter) {
+	n, of := uint64(len(h.lanes)), uint64(max(w.Shares, 1))
+	share := uint64(w.Share) % of
+	first, end := share*n/of, ((share+1)*n+of-1)/of
+	if of >= n {
+		end = first + 1
+	}
+	for i := first; i < end && i < n; i++ {
+		h.lanes[i].queue = append(h.lanes[i].queue, w)
+	}
+}
+
+func (h *hand) laneOf(e *entry) *lane { return &h.lanes[shareOf(e.keyHash, uint32(len(h.lanes)))] }
+
+func (h *hand) pushReady(i int32) {
+	e := &h.g.entries[i]
+	h.laneOf(e).ready.push(due{rank: uint64(e.offset), offset: e.offset, slot: i})
+}
+
+func (h *hand) pushTimer(i int32, at partition.Millis) {
+	e := &h.g.entries[i]
+	h.timers.push(due{rank: uint64(max(at, 0)), until: e.until, offset: e.offset, slot: i})
+	h.timers.prune(int(h.g.count[inFlight]+h.g.count[failed]), h.ticks)
+}
+
+// ticks tells whether a timer is still for what it was set for.
+func (h *hand) ticks(d due) bool {
+	e := &h.g.entries[d.slot]
+	return e.offset == d.offset && e.until == d.until && (e.at == inFlight || e.at == failed)
+}
+
+// goes tells whether a ready item still can go.
+func (h *hand) goes(d due, now partition.Millis) bool {
+	e := &h.g.entries[d.slot]
+	if e.offset != d.offset || e.planned {
+		return false
+	}
+	switch e.at {
+	case ready:
+		return true
+	case failed:
+		if e.until > now {
+			return false
+		}
+		if e.key == none {
+			return true
+		}
+		k := &h.g.keys[e.key]
+		return k.head == d.slot && k.inFlight == 0 && !k.blocked(e.offset)
+	default:
+		return false
+	}
+}
+
+// What the machine tells the hand, if there is one.
+
+func (g *group) tellReady(i int32) {
+	if g.hand != nil {
+		g.hand.pushReady(i)
+	}
+}
+
+func (g *group) tellBackoff(i int32) {
+	if g.hand != nil {
+		g.hand.pushTimer(i, g.entries[i].until)
+	}
+}
+
+func (g *group) tellDeadline(i int32) {
+	if g.hand != nil && !g.policy.AtMostOnce {
+		g.hand.pushTimer(i, g.entries[i].until)
+	}
+}
+
+// demand takes a waiter in.
+func (h *hand) demand(d Demand) {
+	w := &waiter{Demand: d, slot: none}
+	kept := h.waiters[:0]
+	var most uint32 = 1
+	for _, o := range h.waiters {
+		if _, open := o.Taker.Room(); !open {
+			o.gone = true
+		}
+		if !o.gone && d.Request != 0 && o.Request == d.Request && o.Session == d.Session && o.Member == d.Member {
+			// The same call again: its caller gave up on the first one. What is
+			// on its way to that one goes to this.
+			o.gone, o.heir = true, w
+			o.Taker.Ended(h.g.part, &ErrSuperseded{})
+		}
+		if !o.gone {
+			kept = append(kept, o)
+			most = max(most, o.Shares)
+		}
+	}
+	clear(h.waiters[len(kept):])
+	h.waiters = append(kept, w)
+	most = max(most, d.Shares)
+	if int(most) != len(h.lanes) && h.g.policy.Mode != ByPartition {
+		h.spread(most)
+		return
+	}
+	h.line(w)
+}
+
+// ErrSuperseded ends a call whose request was asked again with the same id.
+type ErrSuperseded struct{}
+
+func (e *ErrSuperseded) Error() string {
+	return "the same request was asked again: the later call gets the deliveries"
+}
+
+// endSessions sends away the waiters of a member's ended sessions.
+func (h *hand) endSessions(name string, below uint64) {
+	for _, w := range h.waiters {
+		if !w.gone && w.Member == name && w.Session < below {
+			w.gone = true
+			w.Taker.Ended(h.g.part, &ErrSessionEnded{Member: name, Session: w.Session})
+		}
+	}
+}
+
+// end sends everybody away.
+func (h *hand) end(why error) {
+	h.flush()
+	h.rewind()
+	for _, w := range h.waiters {
+		if !w.gone {
+			w.gone = true
+			w.Taker.Ended(h.g.part, why)
+		}
+	}
+	h.waiters, h.lanes = nil, nil
+}
+
+// close returns what an open plan had reserved and not handed out.
+func (h *hand) close(p *openPlan) {
+	for i, w := range p.waiters {
+		back := p.taken[i]
+		for _, o := range p.got[i] {
+			back.n--
+			back.bytes -= int(o.Size)
+		}
+		if back.n > 0 {
+			w.Taker.Give(back.n, back.bytes)
+		}
+	}
+}
+
+// planApplied finds the plan that is being applied, if it is one of ours.
+func (h *hand) planApplied(id uint64) *openPlan {
+	for i, p := range h.open {
+		if p.id != id {
+			continue
+		}
+		// Those before it were lost on the way: the log keeps their order.
+		for _, lost := range h.open[:i] {
+			h.drop(lost)
+			h.behind = true
+		}
+		h.open = slices.Delete(h.open, 0, i+1)
+		return p
+	}
+	return nil
+}
+
+// drop takes a plan out of the counts.
+func (h *hand) drop(p *openPlan) {
+	h.close(p)
+	h.pending -= p.pending
+	for i, w := range p.waiters {
+		h.planned -= p.taken[i].n
+		if m := h.memberOf(w); m != none {
+			h.g.members[m].planned -= uint32(min(p.taken[i].n, int(h.g.members[m].planned)))
+		}
+	}
+}
+
+func (p *openPlan) handed(w int, o HandOut) { p.got[w] = append(p.got[w], o) }
+
+func (h *hand) unplan(o partition.Offset) {
+	i, ok := h.g.offsets.find(uint64(o))
+	if !ok {
+		return
+	}
+	if e := &h.g.entries[i]; e.planned {
+		e.planned = false
+		if h.g.mayGo(i) {
+			h.pushReady(i)
+		}
+	}
+}
+
+func (h *hand) unreserve(hash uint64) {
+	if key, keyed := h.g.keyOf(hash); keyed {
+		h.reserved.del(key)
+	}
+}
+
+// planDone hears that one of the hand's plans was applied.
+func (h *hand) planDone(p *openPlan) {
+	h.drop(p)
+	for i, w := range p.waiters {
+		hs := p.got[i]
+		if len(hs) == 0 {
+			continue
+		}
+		if w.heir == nil {
+			h.out = append(h.out, handed{w, hs})
+			continue
+		}
+		// What the heir cannot take is held by its session all the same, and
+		// found when it asks again.
+		heir, n := w.heir, 0
+		for heir.heir != nil {
+			heir = heir.heir
+		}
+		bytes := 0
+		for n < len(hs) && heir.Taker.Take(int(hs[n].Size)) {
+			bytes += int(hs[n].Size)
+			n++
+		}
+		h.out = append(h.out, handed{heir, hs[:n]}, handed{w, hs[n:]})
+		for _, o := range hs[:n] {
+			w.Taker.Give(1, int(o.Size))
+		}
+	}
+	if h.g.scanned != p.end {
+		h.behind = true
+	}
+	if h.behind && len(h.open) == 0 {
+		h.reserved.clear()
+		h.next, h.behind = h.g.scanned, false
+	}
+}
+
+// flush brings applied hand-outs to those who wait for them.
+func (h *hand) flush() {
+	for i := range h.out {
+		if o := &h.out[i]; len(o.hs) > 0 {
+			o.to.Taker.Handed(h.g.part, o.hs)
+		}
+		h.out[i] = handed{}
+	}
+	h.out = h.out[:0]
+}
+
+func (h *hand) memberOf(w *waiter) int32 {
+	if w.slot == none || h.g.members[w.slot].name != w.Member {
+		m, ok := h.g.names[w.Member]
+		if !ok {
+			return none
+		}
+		w.slot = m
+	}
+	return w.slot
+}

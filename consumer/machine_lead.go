@@ -1,0 +1,104 @@
+package consumer
+
+import "github.com/strandmq/strandmq/partition"
+
+// Lead tells that this replica began or ceased to lead its partition. Ceasing
+// sends all waiters away and forgets what was planned.
+func (a *App) Lead(leading bool) {
+	a.leading = leading
+	for _, g := range a.groups {
+		if g.hand != nil {
+			g.hand.end(&partition.ErrNotLeader{Partition: a.id})
+			g.hand = nil
+		}
+		if leading {
+			g.lead()
+		}
+	}
+}
+
+// Event takes a Demand, a Query or a Wake.
+func (a *App) Event(ev any) {
+	switch ev := ev.(type) {
+	case Demand:
+		g, err := a.session(ev.Group, ev.Member, ev.Session)
+		if err != nil {
+			ev.Taker.Ended(a.id, err)
+			return
+		}
+		g.hand.demand(ev)
+	case Query:
+		g, err := a.session(ev.Group, ev.Member, ev.Session)
+		if err != nil {
+			ev.Done(a.id, Holding{Err: err})
+			return
+		}
+		ev.Done(a.id, g.holding(ev))
+	case Wake:
+	}
+}
+
+// session finds a group for a member whose session is open, where it is led.
+func (a *App) session(id GroupID, name string, session uint64) (*group, error) {
+	if !a.leading {
+		return nil, &partition.ErrNotLeader{Partition: a.id}
+	}
+	g := a.group(id)
+	if g == nil {
+		return nil, &ErrUnknownGroup{Partition: a.id, Group: id}
+	}
+	if m, ok := g.names[name]; ok && session < g.members[m].sessions {
+		return nil, &ErrSessionEnded{Member: name, Session: session}
+	}
+	return g, nil
+}
+
+// Drive is the leader's turn: it brings applied hand-outs to those who wait,
+// proposes lapses and plans new hand-outs.
+func (a *App) Drive(now partition.Millis, log partition.Log) (cmds [][]byte, wake partition.Millis) {
+	for _, g := range a.groups {
+		if g.hand == nil {
+			continue
+		}
+		var at partition.Millis
+		cmds, at = g.hand.drive(now, log, cmds)
+		if at != 0 && (wake == 0 || at < wake) {
+			wake = at
+		}
+	}
+	return cmds, wake
+}
+
+// Query is the event that asks what a session holds (P8).
+type Query struct {
+	Group   GroupID
+	Member  string
+	Session uint64
+	Request uint64 // only what this request was given; 0: all
+	Max     int
+	Done    func(partition.PartitionID, Holding)
+}
+
+// Holding is what a session holds in a partition.
+type Holding struct {
+	Err      error
+	Held     []HandOut // in the order of hand-outs, at most as many as asked for
+	InFlight uint32    // of the member, whatever the session and request
+	Limit    uint32    // the most that a member may hold
+}
+
+func (g *group) holding(q Query) Holding {
+	res := Holding{Limit: g.policy.MaxInFlightMember}
+	m, ok := g.names[q.Member]
+	if !ok {
+		return res
+	}
+	res.InFlight = g.members[m].held
+	for i := g.members[m].head; i != none && len(res.Held) < q.Max; i = g.entries[i].nextHeld {
+		e := &g.entries[i]
+		if e.session == q.Session && (q.Request == 0 || e.request == q.Request) {
+			res.Held = append(res.Held, g.handOutOf(i))
+		}
+	}
+	return res
+}

@@ -1,0 +1,252 @@
+package consumer
+
+import (
+	"bytes"
+	"encoding/binary"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// The rows of a partition's groups; docs/format/delivery.md draws them.
+//
+//	'g' group                              the group: policy, position, counters
+//	't' group                              a deleted group whose rows are being removed
+//	'r' group 'e' offset                   an unsettled message
+//	'r' group 'h' offset                   its failed attempts
+//	'r' group 'd' offset                   a dead letter
+//	'r' group 'k' key hash, offset         the same, found by its key
+//	'r' group 'b' key hash                 the dead letters that park a key
+//	'r' group 'x' epoch, offset            settled otherwise than by acking hand-out 1
+//	'r' group 'm' member                   sessions that ended
+//
+// Numbers in keys are big endian, so that rows stand in order.
+const (
+	rowGroup byte = 'g'
+	rowGone  byte = 't'
+	rowOf    byte = 'r'
+
+	rowEntry   byte = 'e'
+	rowHistory byte = 'h'
+	rowDead    byte = 'd'
+	rowDeadKey byte = 'k'
+	rowBlocker byte = 'b'
+	rowSettled byte = 'x'
+	rowMember  byte = 'm'
+)
+
+const rowVersion = 1
+
+// outcome is how a message was settled, where that has to be remembered.
+type outcome uint8
+
+const (
+	outAcked     outcome = 1
+	outDiscarded outcome = 2
+)
+
+// rowsOf is the rows of one group.
+type rowsOf struct {
+	partition.Rows
+	group GroupID
+}
+
+func groupKey(kind byte, g GroupID) []byte {
+	return binary.BigEndian.AppendUint64([]byte{kind}, uint64(g))
+}
+
+func (r rowsOf) prefix(kind byte) []byte {
+	k := make([]byte, 0, 40)
+	k = append(k, rowOf)
+	k = binary.BigEndian.AppendUint64(k, uint64(r.group))
+	return append(k, kind)
+}
+
+func (r rowsOf) key(kind byte, o partition.Offset) []byte {
+	return binary.BigEndian.AppendUint64(r.prefix(kind), uint64(o))
+}
+
+func (r rowsOf) key2(kind byte, a uint64, o partition.Offset) []byte {
+	return binary.BigEndian.AppendUint64(binary.BigEndian.AppendUint64(r.prefix(kind), a), uint64(o))
+}
+
+func (r rowsOf) del(kind byte, o partition.Offset) { r.Delete(r.key(kind, o)) }
+
+// lastOffset is the offset that a row's key ends with.
+func lastOffset(key []byte) partition.Offset {
+	return partition.Offset(binary.BigEndian.Uint64(key[len(key)-8:]))
+}
+
+// Settled otherwise than by an ack of the first hand-out.
+
+func (r rowsOf) putException(epoch uint64, o partition.Offset, what outcome, ordinal uint32) {
+	r.Put(r.key2(rowSettled, epoch, o), binary.AppendUvarint([]byte{byte(what)}, uint64(ordinal)))
+}
+
+func (r rowsOf) exception(epoch uint64, o partition.Offset) (what outcome, ordinal uint32, ok bool, err error) {
+	key := r.key2(rowSettled, epoch, o)
+	v, err := r.Get(key)
+	if err != nil || v == nil {
+		return 0, 0, false, err
+	}
+	d := reader{b: v}
+	what, ordinal = outcome(d.byte()), d.uint32()
+	if why := d.finish(); why != "" {
+		return 0, 0, false, &ErrRow{key, why}
+	}
+	return what, ordinal, true, nil
+}
+
+// Members.
+
+func (r rowsOf) memberKey(name string) []byte { return append(r.prefix(rowMember), name...) }
+
+func (r rowsOf) putMember(m *member) {
+	r.Put(r.memberKey(m.name), binary.AppendUvarint(nil, m.sessions))
+}
+
+func (r rowsOf) dropMember(name string) { r.Delete(r.memberKey(name)) }
+
+// What parks a key.
+
+func (r rowsOf) putBlockers(k *keyState) {
+	key := binary.BigEndian.AppendUint64(r.prefix(rowBlocker), k.hash)
+	if len(k.blockers) == 0 {
+		r.Delete(key)
+		return
+	}
+	v := binary.AppendUvarint(nil, uint64(len(k.blockers)))
+	for _, o := range k.blockers {
+		v = binary.AppendUvarint(v, uint64(o))
+	}
+	r.Put(key, v)
+}
+
+// Attempts.
+
+const maxHistory = 32
+
+func appendAttempts(b []byte, as []Attempt) []byte {
+	b = binary.AppendUvarint(b, uint64(len(as)))
+	for _, a := range as {
+		b = binary.AppendUvarint(b, uint64(a.Attempt))
+		b = binary.AppendVarint(b, int64(a.HandedOut))
+		b = binary.AppendVarint(b, int64(a.Ended-a.HandedOut))
+		b = appendString(b, a.Member)
+		b = appendString(b, a.Outcome)
+		b = appendString(b, a.Reason)
+	}
+	return b
+}
+
+func (r *reader) attempts() []Attempt {
+	n := r.count(6)
+	as := make([]Attempt, 0, n)
+	for range n {
+		a := Attempt{Attempt: r.uint32(), HandedOut: partition.Millis(r.varint())}
+		a.Ended = a.HandedOut + partition.Millis(r.varint())
+		a.Member, a.Outcome, a.Reason = r.string(), r.string(), r.string()
+		as = append(as, a)
+	}
+	return as
+}
+
+func lastAttempts(as []Attempt) []Attempt {
+	if n := len(as); n > maxHistory {
+		as = as[n-maxHistory:]
+	}
+	return as
+}
+
+func (r rowsOf) history(o partition.Offset) ([]Attempt, error) {
+	key := r.key(rowHistory, o)
+	v, err := r.Get(key)
+	if err != nil || v == nil {
+		return nil, err
+	}
+	d := reader{b: v}
+	as := d.attempts()
+	if why := d.finish(); why != "" {
+		return nil, &ErrRow{key, why}
+	}
+	return as, nil
+}
+
+// Dead letters.
+
+// deadRow is a dead letter as it is stored. The message itself stays where it
+// is in the log.
+type deadRow struct {
+	keyHash   uint64
+	size      uint32
+	attempts  uint32
+	ordinal   uint32
+	handOut   uint64
+	firstSeen partition.Millis
+	deadSince partition.Millis
+	last      ending
+	replaying bool
+	history   []Attempt
+}
+
+const (
+	deadReplaying byte = 1 << iota
+	deadEmbedded       // the message follows: not written yet, for when retention passes its record
+)
+
+func (d *deadRow) encode() []byte {
+	var flags byte
+	if d.replaying {
+		flags |= deadReplaying
+	}
+	b := append(make([]byte, 0, 64), rowVersion, flags)
+	b = binary.LittleEndian.AppendUint64(b, d.keyHash)
+	b = binary.AppendUvarint(b, uint64(d.size))
+	b = binary.AppendUvarint(b, uint64(d.attempts))
+	b = binary.AppendUvarint(b, uint64(d.ordinal))
+	b = binary.AppendUvarint(b, d.handOut)
+	b = binary.AppendVarint(b, int64(d.firstSeen))
+	b = binary.AppendVarint(b, int64(d.deadSince))
+	b = append(b, byte(d.last))
+	return appendAttempts(b, d.history)
+}
+
+func decodeDead(key, v []byte) (deadRow, error) {
+	r := reader{b: v}
+	if ver := r.byte(); ver != rowVersion {
+		r.fail("unknown version")
+	}
+	flags := r.byte()
+	if flags&^deadReplaying != 0 {
+		r.fail("unknown flags")
+	}
+	d := deadRow{
+		replaying: flags&deadReplaying != 0,
+		keyHash:   r.fixed64(), size: r.uint32(), attempts: r.uint32(), ordinal: r.uint32(), handOut: r.uvarint(),
+		firstSeen: partition.Millis(r.varint()), deadSince: partition.Millis(r.varint()), last: ending(r.byte()),
+		history: r.attempts(),
+	}
+	if why := r.finish(); why != "" {
+		return deadRow{}, &ErrRow{bytes.Clone(key), why}
+	}
+	return d, nil
+}
+
+func (r rowsOf) dead(o partition.Offset) (d deadRow, ok bool, err error) {
+	key := r.key(rowDead, o)
+	v, err := r.Get(key)
+	if err != nil || v == nil {
+		return deadRow{}, false, err
+	}
+	d, err = decodeDead(key, v)
+	return d, err == nil, err
+}
+
+func (r rowsOf) putDead(o partition.Offset, d *deadRow) {
+	r.Put(r.key(rowDead, o), d.encode())
+	r.Put(r.key2(rowDeadKey, d.keyHash, o), nil)
+}
+
+func (r rowsOf) dropDead(o partition.Offset, keyHash uint64) {
+	r.del(rowDead, o)
+	r.Delete(r.key2(rowDeadKey, keyHash, o))
+}

@@ -1,0 +1,161 @@
+package consumer
+
+import (
+	"fmt"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// settleAll applies settlements in order, each with a result of its own.
+func (g *group) settleAll(r *reader) []SettleResult {
+	s := r.settlements()
+	res := make([]SettleResult, 0, s.n)
+	for range s.n {
+		t, a, delay, reason := s.next()
+		if s.bad != "" {
+			break
+		}
+		res = append(res, g.settle(t, a, delay, reason))
+	}
+	return res
+}
+
+// settle is P6: only the current token of a message changes anything; what
+// repeats the settlement that took effect is success; everything else is stale.
+func (g *group) settle(t Token, a Action, delay partition.Millis, reason []byte) SettleResult {
+	if t.Epoch != g.epoch {
+		return stale("the group was reset since")
+	}
+	i, ok := g.offsets.find(uint64(t.Offset))
+	if !ok {
+		return g.settleAgain(t, a)
+	}
+	e := &g.entries[i]
+	if e.handOut != t.HandOut {
+		if t.HandOut > g.handOuts {
+			return stale("this hand-out never took effect")
+		}
+		return stale("the message was handed out again since")
+	}
+	if e.at != inFlight {
+		// The hand-out ended. The same answer again changes nothing and is no
+		// error: its first reply may have been lost.
+		if a == Nack && e.last == byNack || a == Release && e.last == byRelease {
+			return SettleResult{}
+		}
+		return stale(ended(e.last))
+	}
+	switch a {
+	case Ack:
+		g.take(i, notEnded)
+		g.settled(i, outAcked)
+		return SettleResult{}
+	case Nack:
+		return SettleResult{Dead: g.fail(i, byNack, string(reason), delay)}
+	case Reject:
+		return SettleResult{Dead: g.fail(i, byReject, string(reason), 0)}
+	case Extend:
+		return g.extend(i, delay)
+	case Release:
+		g.release(i)
+		return SettleResult{}
+	default:
+		return SettleResult{Err: &ErrBadSettlement{Field: "action", Why: "unknown"}}
+	}
+}
+
+func stale(why string) SettleResult { return SettleResult{Err: &ErrStale{Why: why}} }
+
+func ended(how ending) string {
+	switch how {
+	case byNack:
+		return "it was nacked"
+	case byLapse:
+		return "its deadline passed and it lapsed"
+	case bySession:
+		return "the session that held it ended"
+	case byRelease:
+		return "it was released"
+	case byReject:
+		return "it was rejected"
+	default:
+		return "it ended"
+	}
+}
+
+// settleAgain answers for a message that is not unsettled.
+func (g *group) settleAgain(t Token, a Action) SettleResult {
+	if t.Offset >= g.scanned || t.Offset < g.start {
+		return stale("the message is not handed out")
+	}
+	if t.Offset < g.kept {
+		return stale("the message expired: retention removed it")
+	}
+	row, dead, err := g.rows.dead(t.Offset)
+	g.fault(err)
+	if dead {
+		again := a == Nack && row.last == byNack || a == Reject && row.last == byReject
+		if again && row.handOut == t.HandOut {
+			return SettleResult{Dead: true}
+		}
+		return stale("the message is a dead letter")
+	}
+	what, ordinal, kept, err := g.rows.exception(g.epoch, t.Offset)
+	g.fault(err)
+	if !kept {
+		// Nothing is kept of what the first hand-out settled, which is nearly
+		// everything.
+		what, ordinal = outAcked, 1
+	}
+	switch {
+	case what == outDiscarded:
+		return stale("the message was given up")
+	case ordinal != t.Ordinal:
+		return stale("another hand-out of the message was acked")
+	case a == Ack:
+		return SettleResult{}
+	default:
+		return stale("it was acked")
+	}
+}
+
+// extend moves a deadline: from now on, but not beyond max hold.
+func (g *group) extend(i int32, delay partition.Millis) SettleResult {
+	e := &g.entries[i]
+	if delay == 0 {
+		delay = g.policy.AckDeadline
+	}
+	most := e.handedAt + g.policy.MaxHold
+	until := g.clock + delay
+	if until > most {
+		until = most
+		if e.until >= most || g.clock >= most {
+			return SettleResult{Err: &ErrHeldTooLong{Until: e.until, MaxHold: g.policy.MaxHold}, Deadline: e.until}
+		}
+	}
+	if until != e.until {
+		e.until = until
+		g.touch(i)
+		g.tellDeadline(i)
+	}
+	return SettleResult{Deadline: until}
+}
+
+// lapseAll fails the hand-outs whose deadline passed, if it did by the group's
+// clock and nothing came between.
+func (g *group) lapseAll(r *reader) {
+	epoch := r.uvarint()
+	for range r.count(2) {
+		o, n := partition.Offset(r.uvarint()), r.uvarint()
+		if r.bad != "" || epoch != g.epoch {
+			continue
+		}
+		i, ok := g.offsets.find(uint64(o))
+		if !ok {
+			continue
+		}
+		if e := &g.entries[i]; e.at == inFlight && e.handOut == n && g.clock >= e.until {
+			g.fail(i, byLapse, fmt.Sprintf("no answer within %d ms", e.until-e.handedAt), 0)
+		}
+	}
+}
