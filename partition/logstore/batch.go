@@ -378,7 +378,7 @@ func (p *Pending) Wait() error {
 // Commit applies a batch, which readers see at once, and begins to sync it.
 // Concurrent commits share fsyncs. The batch must not be used any more.
 func (s *Store) Commit(b *Batch) (*Pending, error) {
-	n, err := s.apply(b, !s.cfg.unsynced)
+	n, err := s.apply(b, !s.unsynced)
 	if err != nil {
 		b.Close()
 		return nil, err
@@ -426,6 +426,9 @@ func (s *Store) apply(b *Batch, sync bool) (n uint64, err error) {
 	n = s.counter + 1
 	encodeCounter(b.b.Repr()[counterAt:counterAt+counterLen], s.counterKey, n)
 	if err := s.pebbleApply(b.b, sync); err != nil {
+		// The log writer may still hold the batch: it is not given back for
+		// reuse but left to the garbage collector.
+		b.b = nil
 		return 0, err
 	}
 	s.counter = n

@@ -102,6 +102,7 @@ func (s *Store) open() error {
 	if f := s.failure.Load(); f != nil {
 		return f
 	}
+	s.unsynced = s.cfg.unsynced // not before: what makes the store is always synced
 	s.stop, s.stopped = make(chan struct{}), make(chan struct{})
 	go s.keep()
 	return nil
@@ -237,9 +238,6 @@ func (s *Store) create() error {
 	pending, err := s.Commit(b)
 	if err != nil {
 		return s.openError(err)
-	}
-	if s.cfg.unsynced {
-		_, _ = pending, s.db.LogData(nil, pebble.Sync)
 	}
 	if err := pending.Wait(); err != nil {
 		return s.openError(err)

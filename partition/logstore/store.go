@@ -24,6 +24,7 @@ type Store struct {
 	witness    *witness
 	id         identity
 	boot       uint64
+	unsynced   bool
 	counterKey []byte // shared, read only
 
 	commitMu sync.Mutex // orders batches
