@@ -60,7 +60,9 @@ func (a *App) Checkpoint() error { return a.mach.checkpoint(a.rows) }
 func (a *App) Lead(leading bool) {
 	a.vigil = nil
 	if leading {
-		a.vigil = newVigil(a.cfg.SessionTimeout)
+		// Signs of life come thinned out, so the last one heard here may be
+		// that much older than the last one given.
+		a.vigil = newVigil(a.cfg.SessionTimeout + a.cfg.SessionTimeout/thinning)
 	}
 }
 

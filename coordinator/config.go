@@ -16,7 +16,7 @@ import (
 // an entry of the metadata log does.
 type Config struct {
 	// SessionTimeout is how long a member may be silent before its session
-	// ends, in milliseconds. Default 30,000. Short: a crashed member's
+	// ends, in milliseconds; it ends at most a tenth later. Default 30,000. Short: a crashed member's
 	// partitions move sooner, and a slow network ends sessions for nothing;
 	// below 1,000 only for tests.
 	SessionTimeout partition.Millis

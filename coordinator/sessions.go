@@ -100,8 +100,13 @@ func (c *Coordinator) hear(session uint64) {
 	}
 }
 
+// thinning is how many signs of life of a session are passed on per timeout. A
+// session that falls silent ends between one timeout later and a thinning-th of
+// it more.
+const thinning = 10
+
 // ear thins out signs of life: every Receive and Settle is one, and the log's
-// owner should see one per session and tenth of the timeout.
+// owner need not see them all.
 type ear struct {
 	every partition.Millis
 
@@ -110,7 +115,7 @@ type ear struct {
 }
 
 func newEar(timeout partition.Millis) *ear {
-	return &ear{every: timeout / 10, heard: make(map[uint64]*[2]partition.Millis)}
+	return &ear{every: timeout / thinning, heard: make(map[uint64]*[2]partition.Millis)}
 }
 
 // hear tells whether this sign of life is to be passed on.

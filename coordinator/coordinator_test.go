@@ -1,0 +1,359 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/partition"
+	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// withGroup is a coordinator with topic t of n partitions and group g, in use.
+func withGroup(t testing.TB, n int) (*memHost, *Coordinator, *Group) {
+	t.Helper()
+	h, c := newMemHost(t, 10_000)
+	ctx := context.Background()
+	if _, err := c.Bootstrap(ctx, "c1"); err != nil {
+		t.Fatal(err)
+	}
+	topic, _, err := c.CreateTopic(ctx, TopicSpec{Name: "t", Partitions: n})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.FinishTopic(ctx, topic.ID); err != nil {
+		t.Fatal(err)
+	}
+	g, _, err := c.CreateGroup(ctx, GroupSpec{Topic: "t", Name: "g"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g, err = c.FinishGroup(ctx, g.ID, g.Revision); err != nil {
+		t.Fatal(err)
+	}
+	return h, c, g
+}
+
+// Who was answered sees it in the next map, and who waits is woken.
+func TestWatch(t *testing.T) {
+	_, c, _ := withGroup(t, 2)
+	m, changed := c.Watch()
+	select {
+	case <-changed:
+		t.Fatal("changed before anything happened")
+	default:
+	}
+	j, err := c.Join(context.Background(), "t", "g", "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-changed
+	if _, g, err := c.View().Group("t", "g"); err != nil || g.Members[0].Session != j.Member.Session {
+		t.Errorf("the map after the answer: %v, %v", g, err)
+	}
+	if _, g, _ := m.Group("t", "g"); len(g.Members) != 0 {
+		t.Error("the earlier map changed")
+	}
+	// A refusal wakes nobody.
+	changed = c.Changed()
+	if err := c.Leave(context.Background(), j.Group.ID, "a", 99); err == nil {
+		t.Error("a foreign session left")
+	}
+	select {
+	case <-changed:
+		t.Error("a refusal changed the map")
+	default:
+	}
+}
+
+// A lost answer is the host's error, and asking again finds what was done.
+func TestLostAnswers(t *testing.T) {
+	h, c, _ := withGroup(t, 2)
+	ctx := context.Background()
+	lost := &partition.ErrUnknown{Why: "test"}
+	h.fail = lost
+	if _, _, err := c.CreateTopic(ctx, TopicSpec{Name: "x"}); !errors.Is(err, error(lost)) {
+		t.Fatalf("got %v", err)
+	}
+	x, existed, err := c.CreateTopic(ctx, TopicSpec{Name: "x"})
+	if err != nil || !existed || len(x.Partitions) != DefaultPartitions {
+		t.Fatalf("%+v, %v, %v", x, existed, err)
+	}
+	h.fail = lost
+	if _, err := c.Join(ctx, "t", "g", "a"); !errors.Is(err, error(lost)) {
+		t.Fatalf("got %v", err)
+	}
+	j, err := c.Join(ctx, "t", "g", "a")
+	if err != nil || j.Expired != 1 || j.Member.Session != 2 {
+		t.Fatalf("%+v, %v", j, err)
+	}
+	h.fail = lost
+	if err := c.Leave(ctx, j.Group.ID, "a", 2); !errors.Is(err, error(lost)) {
+		t.Fatalf("got %v", err)
+	}
+	var ended *ErrSessionEnded
+	if err := c.Leave(ctx, j.Group.ID, "a", 2); !errors.As(err, &ended) {
+		t.Fatalf("leaving twice: %v", err)
+	}
+	gone, cancel := context.WithCancel(ctx)
+	cancel()
+	if _, err := c.Join(gone, "t", "g", "a"); !errors.Is(err, context.Canceled) {
+		t.Fatalf("got %v", err)
+	}
+}
+
+// A change is made from the policy as it is when the change is applied: one
+// that is overtaken starts over, and gives up at last.
+func TestAlterOvertaken(t *testing.T) {
+	_, c, g := withGroup(t, 1)
+	ctx := context.Background()
+	tries := 0
+	overtake := func(times int) func(*strandmqv1.GroupPolicy) error {
+		return func(p *strandmqv1.GroupPolicy) error {
+			if tries++; tries <= times {
+				_, err := c.AlterGroup(ctx, "t", "g", func(p *strandmqv1.GroupPolicy) error {
+					p.BackoffMs = proto.Int64(int64(tries))
+					return nil
+				})
+				if err != nil {
+					return err
+				}
+			}
+			p.MaxAttempts = proto.Uint32(9)
+			return nil
+		}
+	}
+	g, err := c.AlterGroup(ctx, "t", "g", overtake(3))
+	if err != nil || tries != 4 || g.Policy.GetBackoffMs() != 3 || g.Policy.GetMaxAttempts() != 9 || g.Revision != 5 {
+		t.Errorf("after %d tries: %v, %v", tries, g, err)
+	}
+	tries = 0
+	var conflict *ErrConflict
+	if _, err := c.AlterGroup(ctx, "t", "g", overtake(100)); !errors.As(err, &conflict) || tries != alterTries {
+		t.Errorf("after %d tries: %v", tries, err)
+	}
+	mine := errors.New("mine")
+	if _, err := c.AlterGroup(ctx, "t", "g", func(*strandmqv1.GroupPolicy) error { return mine }); !errors.Is(err, mine) {
+		t.Errorf("got %v", err)
+	}
+	if edited, _ := c.View().GroupByID(g.ID); edited.Policy.GetMaxAttempts() != 9 {
+		t.Error("an edit that failed left a trace")
+	}
+}
+
+// Of many signs of life a few reach the log's owner; none is needed in vain.
+func TestHeartbeatsAreThinned(t *testing.T) {
+	h, c, g := withGroup(t, 1)
+	j, err := c.Join(context.Background(), "t", "g", "a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := h.posts
+	for range 100_000 / 10 {
+		h.pass(10)
+		if _, err := c.Heartbeat(g.ID, "a", j.Member.Session); err != nil {
+			t.Fatalf("after %d posts: %v", h.posts-before, err)
+		}
+	}
+	// Ten timeouts, ten signs in each.
+	if n := h.posts - before; n < 90 || n > 110 {
+		t.Errorf("%d signs of life in 10 timeouts", n)
+	}
+	if got := c.LastHeard(j.Member.Session); got != h.now {
+		t.Errorf("last heard at %d, it is %d", got, h.now)
+	}
+	if c.LastHeard(99) != 0 {
+		t.Error("a session that never was, was heard of")
+	}
+	// A last sign that was not passed on counts in full.
+	last := h.now
+	h.pass(c.SessionTimeout() - 1)
+	if _, err := c.Heartbeat(g.ID, "a", j.Member.Session); err != nil {
+		t.Errorf("%d ms after the last sign: %v", h.now-last, err)
+	}
+	h.pass(2 * c.SessionTimeout())
+	var ended *ErrSessionEnded
+	if _, err := c.Heartbeat(g.ID, "a", j.Member.Session); !errors.As(err, &ended) {
+		t.Errorf("after two timeouts of silence: %v", err)
+	}
+}
+
+// The table of signs of life follows the number of sessions, not of joins.
+func TestEarIsBounded(t *testing.T) {
+	_, c, _ := withGroup(t, 1)
+	for range 2_000 {
+		if _, err := c.Join(context.Background(), "t", "g", "a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(c.ear.heard); n > 200 {
+		t.Errorf("%d entries for one session", n)
+	}
+}
+
+// A proposal to end a session that got lost is made again.
+func TestVigilAsksAgain(t *testing.T) {
+	h, _, _ := withGroup(t, 1)
+	must(t, h.app.mach, join(1, "a"))
+	m := h.app.mach.m
+	v := newVigil(10_000)
+	now := partition.Millis(5)
+	count := 0
+	for range 100 {
+		silent, wake := v.turn(now, m)
+		count += len(silent)
+		if len(silent) > 0 && now < 10_005 {
+			t.Fatalf("silent at %d", now)
+		}
+		if wake <= now {
+			t.Fatalf("at %d it wants to wake at %d", now, wake)
+		}
+		now = min(wake, now+500)
+		if now > 15_000 {
+			break
+		}
+	}
+	if count < 3 || count > 6 {
+		t.Errorf("proposed %d times in 5 seconds", count)
+	}
+}
+
+func TestConfig(t *testing.T) {
+	var bad *ErrInvalid
+	if _, err := NewApp(memRows{}, Config{SessionTimeout: -1}); !errors.As(err, &bad) {
+		t.Errorf("got %v", err)
+	}
+	a, err := NewApp(memRows{}, Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := NewShell(nil, a)
+	if c.SessionTimeout() != 30_000 || a.cfg.Now() <= 0 {
+		t.Errorf("defaults: %d, %d", c.SessionTimeout(), a.cfg.Now())
+	}
+}
+
+func TestBadMember(t *testing.T) {
+	_, c, _ := withGroup(t, 1)
+	var bad *names.Error
+	for _, name := range []string{"", "a b", "\xff", ".x"} {
+		if _, err := c.Join(context.Background(), "t", "g", name); !errors.As(err, &bad) || bad.Kind != names.KindMember {
+			t.Errorf("%q: %v", name, err)
+		}
+	}
+}
+
+// Readers take maps while members come and go.
+func TestConcurrentReaders(t *testing.T) {
+	_, c, g := withGroup(t, 8)
+	ctx := context.Background()
+	stop := make(chan struct{})
+	var readers, members sync.WaitGroup
+	for range 2 {
+		readers.Go(func() {
+			for {
+				m, changed := c.Watch()
+				for _, e := range EndedSessions(m, c.View()) {
+					_ = e
+				}
+				now, _ := m.GroupByID(g.ID)
+				held := crew{}
+				for _, mb := range now.Members {
+					held[mb.Name] = mb.Shares
+				}
+				if err := covers(8, held); err != nil {
+					t.Error(err)
+					return
+				}
+				select {
+				case <-changed:
+				case <-stop:
+					return
+				}
+			}
+		})
+	}
+	for i := range 8 {
+		members.Go(func() {
+			name := fmt.Sprint("m", i)
+			for range 50 {
+				j, err := c.Join(ctx, "t", "g", name)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := c.Heartbeat(g.ID, name, j.Member.Session); err != nil {
+					t.Error(err)
+				}
+				if err := c.Leave(ctx, g.ID, name, j.Member.Session); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	members.Wait()
+	close(stop)
+	readers.Wait()
+}
+
+func TestPartitionPlaces(t *testing.T) {
+	_, c, _ := withGroup(t, 3)
+	m := c.View()
+	places := m.Partitions()
+	topic, _ := m.FindTopic("t")
+	for i, p := range topic.Partitions {
+		if got := places[p.ID]; got.Topic != topic || got.Number != i {
+			t.Errorf("%v is at %+v", p.ID, got)
+		}
+	}
+	if len(places) != 3 {
+		t.Errorf("%d places", len(places))
+	}
+}
+
+// A join into a large group costs what changed, not what there is: the other
+// members' rows stay as they are.
+func TestCheckpointIsIncremental(t *testing.T) {
+	h, c, _ := withGroup(t, 100)
+	ctx := context.Background()
+	for i := range 50 {
+		if _, err := c.Join(ctx, "t", "g", fmt.Sprint("m", i)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := h.checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Join(ctx, "t", "g", "m7"); err != nil {
+		t.Fatal(err)
+	}
+	// Its own row, its group's and the cluster's.
+	if n := len(h.app.mach.dirty); n != 3 {
+		t.Errorf("%d rows: %v", n, h.app.mach.dirty)
+	}
+}
+
+func BenchmarkJoin(b *testing.B) {
+	for _, members := range []int{10, 1_000} {
+		b.Run(fmt.Sprint(members), func(b *testing.B) {
+			mc := newMachine()
+			must(b, mc, createTopic("a", 64))
+			must(b, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishTopic{FinishTopic: &storagev1.FinishTopic{TopicId: 1}}})
+			must(b, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: 1, Name: "g"}}})
+			must(b, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishGroup{FinishGroup: &storagev1.FinishGroup{GroupId: 1, Revision: 1}}})
+			for i := range members - 1 {
+				must(b, mc, join(1, fmt.Sprint("m", i)))
+			}
+			for b.Loop() {
+				r := must(b, mc, join(1, "x"))
+				must(b, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Leave{Leave: &storagev1.Leave{GroupId: 1, Member: "x", Session: r.member.Session}}})
+			}
+		})
+	}
+}
