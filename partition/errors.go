@@ -51,9 +51,27 @@ func (e *ErrUnknown) Error() string {
 }
 
 // ErrStopped tells that the host is closed, or closing. Nothing was taken in.
-type ErrStopped struct{}
+type ErrStopped struct{ Cause error } // nil: it was asked to
 
-func (e *ErrStopped) Error() string { return "the node is stopping: try again when it is up" }
+func (e *ErrStopped) Error() string {
+	if e.Cause != nil {
+		return "the node has stopped: " + e.Cause.Error()
+	}
+	return "the node is stopping: try again when it is up"
+}
+
+func (e *ErrStopped) Unwrap() error { return e.Cause }
+
+// ErrNotStored tells that no message stands at an offset yet. End is the offset
+// of the next one.
+type ErrNotStored struct {
+	Partition   PartitionID
+	Offset, End Offset
+}
+
+func (e *ErrNotStored) Error() string {
+	return fmt.Sprintf("partition %v has no offset %d yet: it ends at %d", e.Partition, e.Offset, e.End)
+}
 
 // ErrDamaged tells that a partition stopped because something that it stored,
 // or what follows from it, cannot be trusted. The other partitions of the node

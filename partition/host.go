@@ -2,36 +2,174 @@ package partition
 
 import (
 	"context"
-	"errors"
+	"crypto/rand"
+	"encoding/binary"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/record"
 )
 
-// Host runs the partitions of one node.
+// Host runs the partitions of one node: it is the shell around the core. Three
+// goroutines belong to it and end with Close:
+//
+//	callers ─► inbox ─► loop (owns the core) ─► syncer (waits for the disk) ─► inbox
+//	                      └──► answerer (calls back) ─► callers
+//
+// The loop never waits for the disk and never runs a caller's code but View's.
+// While SyncsInFlight writes are on their way to the disk it gathers, and what
+// it gathered becomes one write.
 type Host struct {
-	cfg Config
+	cfg   Config
+	core  *core // the loop's
+	inbox inbox
+	syncs chan *write
+	back  outbox
+
+	mu    sync.RWMutex
+	ports map[PartitionID]*shelf // what callers see of each partition
+
+	queued atomic.Int64 // bytes of all partitions
+	rate   rate
+
+	stopMu   sync.RWMutex // held for reading while input is handed over
+	stopped  bool         // no input is taken any more
+	cause    error        // why, if not by Close
+	failed   chan error
+	loopDone chan struct{}
+	syncDone chan struct{}
+	backDone chan struct{}
 }
 
-var errNotBuilt = errors.New("not built")
-
-const maxEntryBytes = 8 << 20
-
 // Open starts a host over cfg.Store and restores every partition found in it.
-func Open(cfg Config) (*Host, error) { return nil, errNotBuilt }
+// A damaged partition comes up stopped (see Info.Fault); an error is the whole
+// node's.
+func Open(cfg Config) (*Host, error) {
+	if err := cfg.Validate(); err != nil {
+		return nil, err
+	}
+	cfg = cfg.withDefaults()
+	if cfg.Seed == 0 {
+		var b [8]byte
+		if _, err := rand.Read(b[:]); err != nil {
+			return nil, err
+		}
+		cfg.Seed = binary.LittleEndian.Uint64(b[:])
+	}
+	h := &Host{
+		cfg: cfg, core: newCore(cfg),
+		inbox: inbox{wake: make(chan struct{}, 1)}, back: outbox{wake: make(chan struct{}, 1)},
+		syncs: make(chan *write, cfg.SyncsInFlight+1), ports: make(map[PartitionID]*shelf),
+		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
+	}
+	ids, err := cfg.Store.Partitions()
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range ids {
+		if err := h.core.open(PartitionID(id)); err != nil {
+			return nil, err
+		}
+		h.ports[PartitionID(id)] = h.core.groups[PartitionID(id)].shelf
+	}
+	if err := h.settle(); err != nil {
+		return nil, err
+	}
+	go h.syncer()
+	go h.answerer()
+	go h.loop()
+	return h, nil
+}
+
+// settle drives the core until nothing is left to do, so that partitions whose
+// only voter is this node lead, and have applied what they had committed, when
+// Open returns.
+func (h *Host) settle() error {
+	for h.core.ready() {
+		w, _, err := h.core.pump(h.cfg.Now())
+		if err != nil {
+			return err
+		}
+		if w == nil {
+			continue
+		}
+		if err := h.wait(w); err != nil {
+			return err
+		}
+		h.core.durable(w)
+	}
+	return nil
+}
 
 // Create makes a partition with this node as its only voter and returns when it
 // leads. Creating one that exists is success.
-func (h *Host) Create(ctx context.Context, id PartitionID) error { return errNotBuilt }
+func (h *Host) Create(ctx context.Context, id PartitionID) error {
+	return h.call(ctx, id, func(reply func(error)) {
+		if err := h.core.create(id); err != nil {
+			reply(err)
+			return
+		}
+		g := h.core.groups[id]
+		h.mu.Lock()
+		h.ports[id] = g.shelf
+		h.mu.Unlock()
+		switch {
+		case g.fault != nil:
+			reply(g.fault)
+		case g.leading:
+			reply(nil)
+		default:
+			g.atLead = append(g.atLead, reply)
+		}
+	})
+}
 
 // Drop deletes a partition and all it holds. Dropping one that does not exist
 // is success.
-func (h *Host) Drop(ctx context.Context, id PartitionID) error { return errNotBuilt }
+func (h *Host) Drop(ctx context.Context, id PartitionID) error {
+	return h.call(ctx, id, func(reply func(error)) {
+		h.mu.Lock()
+		delete(h.ports, id)
+		h.mu.Unlock()
+		w, err := h.core.drop(id)
+		if err != nil || w == nil {
+			reply(err)
+			return
+		}
+		w.then = reply
+		h.core.writes = append(h.core.writes, w)
+	})
+}
 
 // Partitions lists the partitions on this node, in order.
-func (h *Host) Partitions() []PartitionID { return nil }
+func (h *Host) Partitions() []PartitionID {
+	h.mu.RLock()
+	defer h.mu.RUnlock()
+	return slices.Sorted(maps.Keys(h.ports))
+}
 
 // Publish stores one record batch and returns what became of each record when
-// all are on disk. It stamps the batch, in place, and keeps it until it returns.
+// all are on disk. It stamps the batch, in place. If ctx ends first, the error
+// is *ErrUnknown and the batch must not be touched any more.
 func (h *Host) Publish(ctx context.Context, id PartitionID, batch []byte) ([]Stored, error) {
-	return nil, errNotBuilt
+	type answer struct {
+		stored []Stored
+		err    error
+	}
+	ch := make(chan answer, 1)
+	if err := h.PublishAsync(id, batch, func(s []Stored, err error) { ch <- answer{s, err} }); err != nil {
+		return nil, err
+	}
+	select {
+	case a := <-ch:
+		return a.stored, a.err
+	case <-ctx.Done():
+		return nil, &ErrUnknown{Partition: id, Why: context.Cause(ctx).Error()}
+	}
 }
 
 // PublishAsync is Publish without the wait: done is called once, from a
@@ -39,66 +177,211 @@ func (h *Host) Publish(ctx context.Context, id PartitionID, batch []byte) ([]Sto
 // methods. When an error is returned, done is not called. The batch must not be
 // touched until then. Batches of one partition given in one order by one caller
 // are stored in that order.
+//
+// The batch is checked here, on the caller's time: an error that is a
+// *record.Error tells what is wrong with it.
 func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, error)) error {
-	return errNotBuilt
+	b, rest, err := record.Parse(batch)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return &record.Error{Why: fmt.Sprintf("%d bytes behind the batch: publish one at a time", len(rest))}
+	}
+	sh, err := h.port(id)
+	if err != nil {
+		return err
+	}
+	size := int64(len(batch))
+	if err := h.reserve(id, sh, size); err != nil {
+		return err
+	}
+	b.SetPublishTime(int64(h.cfg.Now()))
+	p := &proposal{kind: Batches, data: batch, batch: b, size: size}
+	p.stored = func(s []Stored, err error) { h.release(sh, size); done(s, err) }
+	if err := h.give(input{what: inProposal, id: id, shelf: sh, p: p}); err != nil {
+		h.release(sh, size)
+		return err
+	}
+	return nil
 }
 
 // Propose puts a command into a partition's log and returns what App.Apply made
-// of it.
+// of it. If ctx ends first, the error is *ErrUnknown. The command must not be
+// changed any more.
 func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, error) {
-	return nil, errNotBuilt
+	if len(cmd) > maxCommandBytes {
+		return nil, fmt.Errorf("partition %v: a command of %d bytes; at most %d are taken", id, len(cmd), maxCommandBytes)
+	}
+	sh, err := h.port(id)
+	if err != nil {
+		return nil, err
+	}
+	size := int64(len(cmd)) + proposalBytes
+	if err := h.reserve(id, sh, size); err != nil {
+		return nil, err
+	}
+	type answer struct {
+		result any
+		err    error
+	}
+	ch := make(chan answer, 1)
+	p := &proposal{kind: Command, data: cmd, size: size}
+	p.result = func(r any, err error) { h.release(sh, size); ch <- answer{r, err} }
+	if err := h.give(input{what: inProposal, id: id, shelf: sh, p: p}); err != nil {
+		h.release(sh, size)
+		return nil, err
+	}
+	select {
+	case a := <-ch:
+		return a.result, a.err
+	case <-ctx.Done():
+		return nil, &ErrUnknown{Partition: id, Why: context.Cause(ctx).Error()}
+	}
 }
 
-// Post gives an event to a partition's App.
-func (h *Host) Post(id PartitionID, ev any) error { return errNotBuilt }
+// proposalBytes is what a queued proposal or event is counted for beside its
+// bytes.
+const proposalBytes = 256
 
-// View calls fn with a partition's App after everything applied so far.
+// Post gives an event to a partition's App: App.Event, then App.Drive.
+func (h *Host) Post(id PartitionID, ev any) error {
+	sh, err := h.port(id)
+	if err != nil {
+		return err
+	}
+	if err := h.reserve(id, sh, proposalBytes); err != nil {
+		return err
+	}
+	if err := h.give(input{what: inEvent, id: id, shelf: sh, ev: ev}); err != nil {
+		h.release(sh, proposalBytes)
+		return err
+	}
+	return nil
+}
+
+// View calls fn with a partition's App, after everything applied so far and
+// before anything else. fn runs on the goroutine that moves every partition of
+// the node: it must be quick, must not keep the App, and must not write.
 func (h *Host) View(ctx context.Context, id PartitionID, fn func(App, Position)) error {
-	return errNotBuilt
+	if _, err := h.port(id); err != nil {
+		return err
+	}
+	// A caller that left must not see fn run: the two may share memory.
+	var mu sync.Mutex
+	left := false
+	err := h.call(ctx, id, func(reply func(error)) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !left {
+			reply(h.core.view(id, fn))
+		}
+	})
+	mu.Lock()
+	left = true
+	mu.Unlock()
+	return err
 }
-
-// Read returns stored messages from an offset on, in order: at most max, and at
-// most about maxBytes (but at least one). At the end it returns none.
-func (h *Host) Read(id PartitionID, from Offset, max, maxBytes int) ([]Message, error) {
-	return nil, errNotBuilt
-}
-
-// ReadAt returns the messages at the given offsets, which must be sorted.
-func (h *Host) ReadAt(id PartitionID, offsets []Offset) ([]Message, error) { return nil, errNotBuilt }
-
-// FindID returns where the message with this id and key is stored.
-func (h *Host) FindID(id PartitionID, key []byte, hasKey bool, messageID string) (Offset, bool, error) {
-	return 0, false, errNotBuilt
-}
-
-// FindByMessageID returns where messages with this id are stored, whatever
-// their key.
-func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID string) ([]Offset, error) {
-	return nil, errNotBuilt
-}
-
-// OffsetAt returns the first message published at t or later; the end of the
-// log when there is none.
-func (h *Host) OffsetAt(id PartitionID, t Millis) (Offset, error) { return 0, errNotBuilt }
-
-// Position returns the place up to which a partition is applied.
-func (h *Host) Position(id PartitionID) (Position, error) { return Position{}, errNotBuilt }
-
-// Info returns a partition's state.
-func (h *Host) Info(id PartitionID) (Info, error) { return Info{}, errNotBuilt }
-
-// Scan calls fn with what stands in a partition's log from an index on, as far
-// as it is applied, until fn returns false.
-func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(LogEntry) bool) error {
-	return errNotBuilt
-}
-
-// IndexOf returns the entry that holds a message.
-func (h *Host) IndexOf(id PartitionID, o Offset) (Index, error) { return 0, errNotBuilt }
 
 // Failed yields the error that stopped the whole host, once.
-func (h *Host) Failed() <-chan error { return nil }
+func (h *Host) Failed() <-chan error { return h.failed }
 
-// Close stops the host, after a checkpoint of every partition. Calls that wait
-// get *ErrUnknown or *ErrStopped.
-func (h *Host) Close() error { return errNotBuilt }
+// Close stops the host. What was taken in is stored and answered first, then
+// every partition makes its checkpoint, so that the next Open has nothing to
+// apply again. Calls that come later get *ErrStopped.
+func (h *Host) Close() error {
+	h.stopMu.Lock()
+	h.stopped = true
+	h.stopMu.Unlock()
+	h.inbox.nudge()
+	<-h.loopDone
+	<-h.syncDone
+	<-h.backDone
+	return h.cause
+}
+
+// port returns what callers see of a partition.
+func (h *Host) port(id PartitionID) (*shelf, error) {
+	h.mu.RLock()
+	sh := h.ports[id]
+	h.mu.RUnlock()
+	if sh == nil {
+		return nil, &ErrUnknownPartition{Partition: id}
+	}
+	return sh, nil
+}
+
+// call runs fn on the loop and waits until it replied.
+func (h *Host) call(ctx context.Context, id PartitionID, fn func(reply func(error))) error {
+	ch := make(chan error, 1)
+	if err := h.give(input{what: inCall, id: id, call: func() { fn(func(err error) { ch <- err }) }, fail: func(err error) { ch <- err }}); err != nil {
+		return err
+	}
+	select {
+	case err := <-ch:
+		return err
+	case <-ctx.Done():
+		return &ErrUnknown{Partition: id, Why: context.Cause(ctx).Error()}
+	}
+}
+
+// give hands input to the loop. The loop sees everything that was given before
+// it is told to stop.
+func (h *Host) give(in input) error {
+	h.stopMu.RLock()
+	defer h.stopMu.RUnlock()
+	if h.stopped {
+		return h.stoppedError()
+	}
+	h.inbox.put(in)
+	return nil
+}
+
+func (h *Host) stoppedError() error { return &ErrStopped{Cause: h.cause} }
+
+// reserve takes room in the queues, or tells when to try again. One proposal
+// always fits an empty queue.
+func (h *Host) reserve(id PartitionID, sh *shelf, size int64) error {
+	if n := sh.queued.Add(size); n > h.cfg.PartitionQueueBytes && n > size {
+		sh.queued.Add(-size)
+		return &ErrFull{Partition: id, RetryAfter: h.rate.timeFor(n)}
+	}
+	if n := h.queued.Add(size); n > h.cfg.QueueBytes && n > size {
+		h.queued.Add(-size)
+		sh.queued.Add(-size)
+		return &ErrFull{Partition: id, RetryAfter: h.rate.timeFor(n)}
+	}
+	return nil
+}
+
+func (h *Host) release(sh *shelf, size int64) {
+	sh.queued.Add(-size)
+	h.queued.Add(-size)
+}
+
+// rate measures how fast the queues drain, to tell callers when to come again.
+// The answerer writes it.
+type rate struct {
+	perSecond atomic.Int64
+	bytes     int64
+	since     time.Time
+}
+
+func (r *rate) drained(n int64, now time.Time) {
+	r.bytes += n
+	if r.since.IsZero() {
+		r.since = now
+	}
+	if d := now.Sub(r.since); d >= 100*time.Millisecond {
+		r.perSecond.Store(int64(float64(r.bytes) / d.Seconds()))
+		r.bytes, r.since = 0, now
+	}
+}
+
+// timeFor returns about how long n bytes take, halved, since the queue need
+// only have some room again.
+func (r *rate) timeFor(n int64) time.Duration {
+	v := max(r.perSecond.Load(), 1<<20)
+	d := time.Duration(float64(n) / float64(v) / 2 * float64(time.Second))
+	return min(max(d.Round(time.Millisecond), 5*time.Millisecond), 2*time.Second)
+}

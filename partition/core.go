@@ -1,0 +1,464 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+	"runtime/debug"
+	"slices"
+
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// core is all partitions of a node as one passive object: it starts no
+// goroutine, reads no clock, opens no socket. Whoever owns it gives it input
+// (enqueue, post, receive, tick), calls pump, has what pump returns synced, and
+// calls durable when it is. The host does so with a goroutine, tests and
+// simulations step by step.
+//
+// One pump is one store batch for all partitions that have something to do.
+type core struct {
+	cfg    Config
+	store  *logstore.Store
+	groups map[PartitionID]*group
+	order  []*group // by id, so that equal input gives equal steps
+	dirty  []*group
+	spare  []*group
+	timers timers
+	tail   tail
+	ids    uint64
+	since  int64 // bytes behind the checkpoints of all groups
+
+	stopping bool // Apps get no more turns
+
+	// What the pump under way gathers.
+	wb        *logstore.Batch
+	mustSync  bool
+	vote      bool
+	responses []response
+	answers   []answer
+	taken     []*shelf // whose App took an event, once for each
+	out       []message
+	entries   []logstore.Entry // scratch
+	writes    []*write         // besides pump's, on their way to be synced
+}
+
+// message goes to another replica.
+type message struct {
+	partition PartitionID
+	m         *raftpb.Message
+}
+
+// response goes back to raft when a batch is durable.
+type response struct {
+	g    *group
+	msgs []*raftpb.Message
+}
+
+// write is a committed batch on its way to the disk. Writes become durable in
+// the order in which pump returned them.
+type write struct {
+	pending   *logstore.Pending // nil: nothing of its own to sync, but what was before must be
+	vote      bool              // the witness must know of it before anyone else does
+	responses []response
+	then      func(error)
+}
+
+func newCore(cfg Config) *core {
+	return &core{
+		cfg: cfg, store: cfg.Store, groups: make(map[PartitionID]*group),
+		tail: tail{limit: cfg.TailCacheBytes}, ids: cfg.Seed,
+	}
+}
+
+// nextID returns a proposal id. They come from a counter with a random start,
+// stirred (splitmix64), so those of two runs or two nodes do not meet.
+func (c *core) nextID() uint64 {
+	c.ids += 0x9e3779b97f4a7c15
+	z := c.ids
+	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
+	z = (z ^ z>>27) * 0x94d049bb133111eb
+	return z ^ z>>31
+}
+
+// batch returns the store batch of the pump under way.
+func (c *core) batch() *logstore.Batch {
+	if c.wb == nil {
+		c.wb = c.store.NewBatch()
+	}
+	return c.wb
+}
+
+// touch gives a group a turn in the next pump.
+func (c *core) touch(g *group) {
+	if !g.dirty && !g.gone && g.fault == nil {
+		g.dirty = true
+		c.dirty = append(c.dirty, g)
+	}
+}
+
+// ready tells whether pump has something to do.
+func (c *core) ready() bool { return len(c.dirty) > 0 || len(c.answers) > 0 }
+
+// group returns a working group.
+func (c *core) group(id PartitionID) (*group, error) {
+	g := c.groups[id]
+	if g == nil {
+		return nil, &ErrUnknownPartition{Partition: id}
+	}
+	if g.fault != nil {
+		return nil, g.fault
+	}
+	return g, nil
+}
+
+// enqueue takes a proposal. It is answered in any case.
+func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
+	g, err := c.group(id)
+	if err != nil {
+		c.answers = append(c.answers, answer{shelf: sh, p: p, err: err})
+		return
+	}
+	if p.kind == Batches {
+		g.batches.push(p)
+	} else {
+		g.commands.push(p)
+	}
+	c.touch(g)
+}
+
+// post takes an event for a group's App; false if there is none to take it.
+func (c *core) post(id PartitionID, ev any) bool {
+	g, err := c.group(id)
+	if err != nil {
+		return false
+	}
+	g.events = append(g.events, ev)
+	c.touch(g)
+	return true
+}
+
+// view calls fn with a group's App as it is.
+func (c *core) view(id PartitionID, fn func(App, Position)) error {
+	g, err := c.group(id)
+	if err != nil {
+		return err
+	}
+	if err := c.guard(g, func() error { fn(g.app, g.log.Position()); return nil }); err != nil {
+		c.fail(g, err)
+		return g.fault
+	}
+	return nil
+}
+
+// receive takes a message from another replica.
+func (c *core) receive(id PartitionID, m *raftpb.Message) {
+	if g, err := c.group(id); err == nil {
+		c.step(g, m)
+	}
+}
+
+func (c *core) step(g *group, m *raftpb.Message) {
+	err := c.guard(g, func() error {
+		err := g.rn.Step(m)
+		if errors.Is(err, raft.ErrStepPeerNotFound) || errors.Is(err, raft.ErrProposalDropped) {
+			return nil // from a replica that is none any more: to be ignored
+		}
+		return err
+	})
+	if err != nil {
+		c.fail(g, err)
+		return
+	}
+	c.touch(g)
+}
+
+// tick is the raft clock of every group that has someone to hear from.
+func (c *core) tick() {
+	for _, g := range c.order {
+		if g.single && g.isLead || g.fault != nil {
+			continue
+		}
+		if err := c.guard(g, func() error { g.rn.Tick(); return nil }); err != nil {
+			c.fail(g, err)
+			continue
+		}
+		c.touch(g)
+	}
+}
+
+// due gives the groups whose App asked for a turn by now one.
+func (c *core) due(now Millis) {
+	for {
+		g := c.timers.due(now)
+		if g == nil {
+			return
+		}
+		g.timer = 0
+		if g.wake == 0 || g.gone || g.fault != nil {
+			continue
+		}
+		if g.wake <= now {
+			c.touch(g)
+		} else {
+			c.arm(g)
+		}
+	}
+}
+
+// arm makes sure that the core looks at a group's wake in time.
+func (c *core) arm(g *group) {
+	if g.wake != 0 && (g.timer == 0 || g.wake < g.timer) {
+		g.timer = g.wake
+		c.timers.push(timer{g.wake, g})
+	}
+}
+
+// nextWake returns when due has something to do; never if nothing is asked for.
+func (c *core) nextWake() Millis { return c.timers.next() }
+
+// pump gives every group that has something to do its turn, and commits what
+// they wrote as one batch. The answers are true as soon as it returns: what they
+// tell was on disk before. The write must be synced and then given to durable;
+// it is nil when nothing waits for the disk.
+func (c *core) pump(now Millis) (*write, []answer, error) {
+	turns := c.dirty
+	c.dirty, c.spare = c.spare[:0], nil
+	for _, g := range turns {
+		g.dirty = false
+		if g.gone || g.fault != nil {
+			continue
+		}
+		if err := c.guard(g, func() error { return g.turn(now) }); err != nil {
+			if c.store.Err() != nil {
+				return nil, c.takeAnswers(), c.store.Err()
+			}
+			c.fail(g, err)
+		}
+		c.arm(g)
+	}
+	w, err := c.commit()
+	if err != nil {
+		return nil, c.takeAnswers(), err
+	}
+	for i, g := range turns {
+		if !g.gone && g.fault == nil {
+			g.committed()
+		}
+		turns[i] = nil
+	}
+	c.spare = turns[:0]
+	c.tail.trim()
+	c.limitReplay()
+	return w, c.takeAnswers(), nil
+}
+
+// commit ends the batch under way.
+func (c *core) commit() (*write, error) {
+	var w *write
+	if len(c.responses) > 0 {
+		w = &write{responses: c.responses, vote: c.vote}
+	}
+	wb, sync := c.wb, c.mustSync
+	c.wb, c.mustSync, c.vote, c.responses = nil, false, false, nil
+	if wb == nil {
+		return w, nil
+	}
+	if !sync {
+		return w, c.store.CommitNoSync(wb)
+	}
+	p, err := c.store.Commit(wb)
+	if err != nil {
+		return nil, err
+	}
+	if w == nil {
+		w = &write{}
+	}
+	w.pending = p
+	return w, nil
+}
+
+func (c *core) takeAnswers() []answer {
+	a := c.answers
+	c.answers = nil
+	return a
+}
+
+// durable tells that a write, and every one before it, is on disk.
+func (c *core) durable(w *write) {
+	for _, r := range w.responses {
+		for _, m := range r.msgs {
+			if r.g.gone || r.g.fault != nil {
+				break
+			}
+			if to := m.GetTo(); to == uint64(c.cfg.Node) {
+				c.step(r.g, m)
+			} else {
+				c.out = append(c.out, message{r.g.id, m})
+			}
+		}
+	}
+	if w.then != nil {
+		w.then(nil)
+	}
+}
+
+// takeMessages returns what goes to other replicas.
+func (c *core) takeMessages() []message {
+	m := c.out
+	c.out = nil
+	return m
+}
+
+// limitReplay keeps what a restart has to apply again within the node's bound:
+// the group that would take longest makes its checkpoint.
+func (c *core) limitReplay() {
+	if c.since < c.cfg.NodeCheckpointBytes {
+		return
+	}
+	var most *group
+	for _, g := range c.order {
+		if g.fault == nil && (most == nil || g.since > most.since) {
+			most = g
+		}
+	}
+	if most == nil || most.since == 0 {
+		return
+	}
+	most.checkpointDue = true
+	c.touch(most)
+}
+
+// guard runs a group's code. What panics there ends that group only.
+func (c *core) guard(g *group, fn func() error) (err error) {
+	defer func() {
+		r := recover()
+		if r == nil {
+			return
+		}
+		if p, ok := r.(*raftPanic); ok {
+			err = errors.New(p.why)
+		} else if e, ok := r.(error); ok && c.store.Err() != nil {
+			err = e
+		} else {
+			err = fmt.Errorf("panic: %v", r)
+			c.cfg.Logger.Error("a partition panicked", "partition", g.id.String(), "panic", r, "stack", string(debug.Stack()))
+		}
+	}()
+	return fn()
+}
+
+// fail stops a group whose state cannot be trusted any more. What it applied
+// completely stays applied.
+func (c *core) fail(g *group, err error) {
+	err = storeError(g.id, err)
+	var d *ErrDamaged
+	if !errors.As(err, &d) {
+		d = &ErrDamaged{Partition: g.id, Why: err.Error()}
+	}
+	g.fault = d
+	c.cfg.Logger.Error("a partition stopped", "partition", g.id.String(), "err", d)
+	if g.log != nil && g.unsaved {
+		// The rows of the entries that were applied are in the batch; how far
+		// they reach must be there too, or a restart would apply them twice.
+		// An error here is the batch's, and the commit will tell it.
+		st := g.log.flushed
+		_ = c.batch().SetMeta(uint64(g.id), metaApplied, st.append(nil))
+		g.unsaved = false
+	}
+	g.stop(d, &ErrUnknown{Partition: g.id, Why: "the partition stopped"})
+	g.shelf.mu.Lock()
+	g.shelf.fault = d
+	g.shelf.info.Fault = d.Why
+	g.shelf.mu.Unlock()
+	c.since -= g.since
+	g.since = 0
+}
+
+// create makes a partition with this node as its only voter.
+func (c *core) create(id PartitionID) error {
+	if g := c.groups[id]; g != nil {
+		if g.fault != nil {
+			return g.fault
+		}
+		return nil
+	}
+	conf, err := proto.Marshal(&raftpb.ConfState{Voters: []uint64{uint64(c.cfg.Node)}})
+	if err != nil {
+		return err
+	}
+	// A log begins behind an entry that never was, so that a replica that
+	// joins later, with nothing, is too far behind to be fed entries alone: it
+	// needs the conf state too.
+	wb := c.store.NewBatch()
+	p := uint64(id)
+	first := appliedRow{index: firstIndex}
+	for _, err := range []error{
+		wb.ResetLog(p, firstIndex, firstTerm),
+		wb.SetHardState(p, logstore.HardState{Term: firstTerm, Commit: firstIndex}),
+		wb.SetMeta(p, metaConf, conf),
+		wb.SetMeta(p, metaApplied, first.append(nil)),
+		wb.SetMeta(p, metaCheckpoint, appendCheckpoint(nil, first.position())),
+	} {
+		if err != nil {
+			wb.Close()
+			return err
+		}
+	}
+	// Without a sync: the vote that follows is synced, and takes it along.
+	if err := c.store.CommitNoSync(wb); err != nil {
+		return err
+	}
+	return c.open(id)
+}
+
+const (
+	firstIndex = 1
+	firstTerm  = 1
+)
+
+// drop deletes a partition. The write has to be synced like pump's.
+func (c *core) drop(id PartitionID) (*write, error) {
+	g := c.groups[id]
+	if g == nil {
+		return nil, nil
+	}
+	wb := c.store.NewBatch()
+	if err := wb.DropPartition(uint64(id)); err != nil {
+		wb.Close()
+		return nil, err
+	}
+	p, err := c.store.Commit(wb)
+	if err != nil {
+		return nil, err
+	}
+	if g.leading && g.fault == nil {
+		if err := c.guard(g, func() error { g.app.Lead(false); return nil }); err != nil {
+			c.cfg.Logger.Warn("a dropped partition's app complained", "partition", id.String(), "err", err)
+		}
+	}
+	g.gone = true
+	gone := &ErrUnknownPartition{Partition: id}
+	g.stop(gone, &ErrUnknown{Partition: id, Why: "the partition was dropped"})
+	c.tail.drop(g.shelf)
+	c.since -= g.since
+	delete(c.groups, id)
+	c.order = slices.DeleteFunc(c.order, func(x *group) bool { return x == g })
+	return &write{pending: p}, nil
+}
+
+// checkpointAll ends the core's life: every group's checkpoint in one batch.
+func (c *core) checkpointAll() (*write, error) {
+	for _, g := range c.order {
+		if g.fault != nil {
+			continue
+		}
+		if err := c.guard(g, g.makeCheckpoint); err != nil {
+			c.fail(g, err)
+		}
+	}
+	return c.commit()
+}

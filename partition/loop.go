@@ -1,0 +1,321 @@
+package partition
+
+import (
+	"sync"
+	"time"
+)
+
+// input is what callers and the syncer give to the loop.
+type input struct {
+	what  inputKind
+	id    PartitionID
+	shelf *shelf
+	p     *proposal
+	ev    any
+	call  func()
+	fail  func(error) // of a call that will not run
+	w     *write
+	err   error
+}
+
+type inputKind byte
+
+const (
+	inProposal inputKind = iota
+	inEvent
+	inCall
+	inDurable
+)
+
+// inbox is the loop's only input. It is bounded by what reserve lets through;
+// calls are bounded by their callers, who wait.
+type inbox struct {
+	mu   sync.Mutex
+	in   []input
+	wake chan struct{}
+}
+
+func (b *inbox) put(in input) {
+	b.mu.Lock()
+	b.in = append(b.in, in)
+	first := len(b.in) == 1
+	b.mu.Unlock()
+	if first {
+		b.nudge()
+	}
+}
+
+func (b *inbox) nudge() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+// take swaps the inbox for an empty one.
+func (b *inbox) take(spare []input) []input {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	in := b.in
+	b.in = spare
+	return in
+}
+
+// loop owns the core.
+func (h *Host) loop() {
+	defer close(h.loopDone)
+	defer close(h.syncs)
+	defer h.back.close()
+	ticker := time.NewTicker(h.cfg.Tick)
+	defer ticker.Stop()
+	timer := time.NewTimer(time.Hour)
+	defer timer.Stop()
+
+	c := h.core
+	var spare []input
+	inflight := 0
+	for {
+		stopped := h.isStopped() // before the inbox is emptied, so that nothing is overlooked
+		c.stopping = stopped
+		in := h.inbox.take(spare)
+		for i := range in {
+			if in[i].what == inDurable {
+				inflight--
+				if in[i].err != nil {
+					h.fall(in[i].err, in[i:])
+					return
+				}
+			}
+			h.feed(&in[i])
+			in[i] = input{}
+		}
+		spare = in[:0]
+		if cap(spare) > 1<<16 {
+			spare = nil
+		}
+
+		now := h.cfg.Now()
+		c.due(now)
+		moved := c.ready() && inflight < h.cfg.SyncsInFlight
+		if moved {
+			w, answers, err := c.pump(now)
+			h.back.put(answers)
+			if err != nil {
+				h.fall(err, nil)
+				return
+			}
+			for i, sh := range c.taken {
+				h.release(sh, proposalBytes)
+				c.taken[i] = nil
+			}
+			c.taken = c.taken[:0]
+			c.takeMessages() // a node without peers has nobody to send to
+			if w != nil {
+				c.writes = append(c.writes, w)
+			}
+		}
+		for i, w := range c.writes {
+			c.writes[i] = nil
+			inflight++
+			h.syncs <- w
+		}
+		c.writes = c.writes[:0]
+		if moved {
+			continue // look at the inbox before waiting
+		}
+		if stopped && len(in) == 0 && inflight == 0 && !c.ready() {
+			h.end()
+			return
+		}
+
+		d := time.Hour
+		if wake := c.nextWake(); wake != never {
+			d = min(d, max(time.Duration(wake-now)*time.Millisecond, time.Millisecond))
+		}
+		timer.Reset(d)
+		select {
+		case <-h.inbox.wake:
+		case <-ticker.C:
+			c.tick()
+		case <-timer.C:
+		}
+	}
+}
+
+// feed gives one input to the core.
+func (h *Host) feed(in *input) {
+	c := h.core
+	switch in.what {
+	case inProposal:
+		c.enqueue(in.id, in.shelf, in.p)
+	case inEvent:
+		if !c.post(in.id, in.ev) {
+			h.release(in.shelf, proposalBytes)
+		}
+	case inCall:
+		in.call()
+	case inDurable:
+		c.durable(in.w)
+	}
+}
+
+// isStopped tells whether Close was called. Everything that callers gave was
+// in the inbox before.
+func (h *Host) isStopped() bool {
+	h.stopMu.RLock()
+	defer h.stopMu.RUnlock()
+	return h.stopped
+}
+
+// end makes the last checkpoint.
+func (h *Host) end() {
+	for _, g := range h.core.order {
+		g.stop(h.stoppedError(), &ErrUnknown{Partition: g.id, Why: "the node stopped"})
+	}
+	w, err := h.core.checkpointAll()
+	h.back.put(h.core.takeAnswers())
+	if err == nil && w != nil {
+		err = h.wait(w)
+	}
+	if err != nil {
+		h.setCause(err)
+	}
+}
+
+// fall ends the host: its store has stopped. What waits may be on disk or not.
+func (h *Host) fall(err error, rest []input) {
+	h.setCause(err)
+	h.failed <- err
+	h.cfg.Logger.Error("the node's partitions stopped", "err", err)
+	h.stopMu.Lock()
+	h.stopped = true
+	h.stopMu.Unlock()
+	stopped := h.stoppedError()
+	for _, in := range append(rest, h.inbox.take(nil)...) {
+		switch {
+		case in.p != nil:
+			h.core.answers = append(h.core.answers, answer{shelf: in.shelf, p: in.p, err: stopped})
+		case in.fail != nil:
+			in.fail(stopped)
+		case in.w != nil && in.w.then != nil:
+			in.w.then(stopped)
+		}
+	}
+	for _, g := range h.core.order {
+		g.stop(stopped, &ErrUnknown{Partition: g.id, Why: "the node's store stopped"})
+	}
+	for _, w := range h.core.writes {
+		if w.then != nil {
+			w.then(stopped)
+		}
+	}
+	h.back.put(h.core.takeAnswers())
+	if h.core.wb != nil {
+		h.core.wb.Close()
+	}
+}
+
+func (h *Host) setCause(err error) {
+	h.stopMu.Lock()
+	defer h.stopMu.Unlock()
+	if h.cause == nil {
+		h.cause = err
+	}
+}
+
+// wait returns when a write is on disk, and the witness knows of a vote in it.
+func (h *Host) wait(w *write) error {
+	if w.pending != nil {
+		if err := w.pending.Wait(); err != nil {
+			return err
+		}
+	}
+	if w.vote {
+		return h.cfg.Store.SyncWitness()
+	}
+	return nil
+}
+
+// syncer waits for the disk, in the loop's stead and in the order of the
+// writes.
+func (h *Host) syncer() {
+	defer close(h.syncDone)
+	for w := range h.syncs {
+		h.inbox.put(input{what: inDurable, w: w, err: h.wait(w)})
+	}
+}
+
+// outbox is the answerer's input. What it holds is bounded: every answer's
+// proposal keeps its room in the queues until it is called back.
+type outbox struct {
+	mu     sync.Mutex
+	out    []answer
+	closed bool
+	wake   chan struct{}
+}
+
+func (b *outbox) put(a []answer) {
+	if len(a) == 0 {
+		return
+	}
+	b.mu.Lock()
+	if len(b.out) == 0 {
+		b.out = a
+	} else {
+		b.out = append(b.out, a...)
+	}
+	b.mu.Unlock()
+	b.nudge()
+}
+
+func (b *outbox) close() {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	b.nudge()
+}
+
+func (b *outbox) nudge() {
+	select {
+	case b.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (b *outbox) take() ([]answer, bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	a := b.out
+	b.out = nil
+	return a, b.closed
+}
+
+// answerer calls back. It is a goroutine of its own so that a slow caller
+// delays answers, and not the log.
+func (h *Host) answerer() {
+	defer close(h.backDone)
+	for {
+		answers, closed := h.back.take()
+		if len(answers) == 0 {
+			if closed {
+				return
+			}
+			<-h.back.wake
+			continue
+		}
+		var bytes int64
+		for i := range answers {
+			a := &answers[i]
+			bytes += a.p.size
+			switch {
+			case a.p.stored == nil:
+				a.p.result(a.result, a.err)
+			case a.err != nil:
+				a.p.stored(nil, a.err)
+			default:
+				a.p.stored(a.out.stored(a.shelf.id, a.p.batch), nil)
+			}
+		}
+		h.rate.drained(bytes, time.Now())
+	}
+}

@@ -1,0 +1,286 @@
+package partition
+
+import (
+	"encoding/binary"
+	"fmt"
+	"hash/crc32"
+	"slices"
+)
+
+// The rows that a partition keeps beside its log, and their layout. Each ends in
+// a CRC32C over its key and value, so that damage, and a row under a wrong key,
+// are seen. Values are little endian; keys big endian, because they sort.
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+func sealRow(key, value []byte) []byte {
+	return binary.LittleEndian.AppendUint32(value, crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value))
+}
+
+func unsealRow(what string, key, row []byte, least int) ([]byte, error) {
+	if len(row) < 4+least {
+		return nil, fmt.Errorf("a row of %s has %d bytes, at least %d are needed", what, len(row), 4+least)
+	}
+	v := row[: len(row)-4 : len(row)-4]
+	want := binary.LittleEndian.Uint32(row[len(v):])
+	if got := crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, v); got != want {
+		return nil, fmt.Errorf("a row of %s has checksum %08x, computed %08x", what, want, got)
+	}
+	return v, nil
+}
+
+// indexRow tells where one stored batch stands in the log. Key: the offset of
+// its first stored message. A batch of which nothing was stored has no row.
+//
+//	index u64 │ at u32 │ records u16 │ stored u16 │ time i64 │ bytes u64 │ suppressed u16 … │ crc
+type indexRow struct {
+	base       Offset
+	index      Index    // the entry
+	at         uint32   // where the batch begins in the entry's payload
+	records    uint16   // in the batch
+	stored     uint16   // of those, with an offset
+	time       Millis   // publish time, made to never go back
+	bytes      uint64   // of all batches up to and with this one
+	suppressed []uint16 // records without an offset, ascending
+}
+
+const indexRowLen = 8 + 4 + 2 + 2 + 8 + 8
+
+func (r *indexRow) end() Offset { return r.base + Offset(r.stored) }
+
+func offsetKey(dst []byte, o Offset) []byte { return binary.BigEndian.AppendUint64(dst, uint64(o)) }
+
+func (r *indexRow) append(dst, key []byte) []byte {
+	at := len(dst)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(r.index))
+	dst = binary.LittleEndian.AppendUint32(dst, r.at)
+	dst = binary.LittleEndian.AppendUint16(dst, r.records)
+	dst = binary.LittleEndian.AppendUint16(dst, r.stored)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(r.time))
+	dst = binary.LittleEndian.AppendUint64(dst, r.bytes)
+	for _, i := range r.suppressed {
+		dst = binary.LittleEndian.AppendUint16(dst, i)
+	}
+	return append(dst[:at], sealRow(key, dst[at:])...)
+}
+
+func decodeIndexRow(key, row []byte) (indexRow, error) {
+	v, err := unsealRow("the offset index", key, row, indexRowLen)
+	if err != nil {
+		return indexRow{}, err
+	}
+	if len(key) != 8 {
+		return indexRow{}, fmt.Errorf("a key of the offset index has %d bytes, want 8", len(key))
+	}
+	r := indexRow{
+		base:    Offset(binary.BigEndian.Uint64(key)),
+		index:   Index(binary.LittleEndian.Uint64(v)),
+		at:      binary.LittleEndian.Uint32(v[8:]),
+		records: binary.LittleEndian.Uint16(v[12:]),
+		stored:  binary.LittleEndian.Uint16(v[14:]),
+		time:    Millis(binary.LittleEndian.Uint64(v[16:])),
+		bytes:   binary.LittleEndian.Uint64(v[24:]),
+	}
+	rest := v[indexRowLen:]
+	if len(rest) != 2*int(r.records-r.stored) || r.stored == 0 || r.stored > r.records {
+		return indexRow{}, fmt.Errorf("a row of the offset index says %d of %d records and lists %d bytes of others", r.stored, r.records, len(rest))
+	}
+	for ; len(rest) > 0; rest = rest[2:] {
+		r.suppressed = append(r.suppressed, binary.LittleEndian.Uint16(rest))
+	}
+	if !slices.IsSorted(r.suppressed) {
+		return indexRow{}, fmt.Errorf("a row of the offset index lists records out of order")
+	}
+	return r, nil
+}
+
+// idKey names a message id and key by their hashes. Two ids may share one: what
+// the row says is a suspicion, and the message itself decides.
+//
+//	xxhash64(id) │ xxhash64(key, or of nothing for none)
+type idKey [16]byte
+
+// idRef is a message that was stored under an id.
+type idRef struct {
+	offset Offset
+	body   uint64 // hash of the body
+}
+
+func appendIDRow(dst, key []byte, refs []idRef) []byte {
+	at := len(dst)
+	for _, r := range refs {
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(r.offset))
+		dst = binary.LittleEndian.AppendUint64(dst, r.body)
+	}
+	return append(dst[:at], sealRow(key, dst[at:])...)
+}
+
+func decodeIDRow(key, row []byte) ([]idRef, error) {
+	v, err := unsealRow("the message ids", key, row, 16)
+	if err != nil {
+		return nil, err
+	}
+	if len(v)%16 != 0 {
+		return nil, fmt.Errorf("a row of the message ids has %d bytes, want a multiple of 16", len(v))
+	}
+	refs := make([]idRef, 0, len(v)/16)
+	for ; len(v) > 0; v = v[16:] {
+		refs = append(refs, idRef{Offset(binary.LittleEndian.Uint64(v)), binary.LittleEndian.Uint64(v[8:])})
+	}
+	return refs, nil
+}
+
+// Producer rows are of two kinds, by the key's first byte.
+//
+//	'n' │ producer                     next sequence u64 │ crc
+//	'r' │ n u8 │ producer │ ^first u64 base u64 │ count u16 │ { record u16 │ what u8 │ offset u64 } … │ crc
+//
+// A run is a batch's sequences and what became of them: those that are not
+// listed were stored, at base and on. The first sequence is inverted in the
+// key, so that seeking forward from a sequence finds the run that holds it.
+const (
+	rowNext byte = 'n'
+	rowRun  byte = 'r'
+)
+
+func nextKey(dst, producer []byte) []byte { return append(append(dst, rowNext), producer...) }
+
+func runKey(dst, producer []byte, first uint64) []byte {
+	dst = append(dst, rowRun, byte(len(producer)))
+	dst = append(dst, producer...)
+	return binary.BigEndian.AppendUint64(dst, ^first)
+}
+
+// run is what became of consecutive sequences of a producer.
+type run struct {
+	first uint64
+	base  Offset
+	count uint16
+	odd   []verdict
+}
+
+// verdict is what became of one record that was not stored as a new message.
+type verdict struct {
+	record uint16
+	what   fate
+	offset Offset // of the message that was there before
+}
+
+type fate byte
+
+const (
+	fateDuplicate      fate = 1 // the same message stands at offset
+	fateIDReused       fate = 2 // another message with its id stands at offset
+	fateGap            fate = 3 // its producer left some out; offset is the sequence that is next
+	fateSequenceReused fate = 4 // another message of its sequence stands at offset
+	fateExpired        fate = 5 // a repeat of what is no longer kept
+)
+
+const verdictLen = 2 + 1 + 8
+
+func appendRunRow(dst, key []byte, r run) []byte {
+	at := len(dst)
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(r.base))
+	dst = binary.LittleEndian.AppendUint16(dst, r.count)
+	for _, v := range r.odd {
+		dst = binary.LittleEndian.AppendUint16(dst, v.record)
+		dst = append(dst, byte(v.what))
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(v.offset))
+	}
+	return append(dst[:at], sealRow(key, dst[at:])...)
+}
+
+func decodeRunRow(key, row []byte) (run, error) {
+	v, err := unsealRow("the producers", key, row, 10)
+	if err != nil {
+		return run{}, err
+	}
+	if len(key) < 10 || (len(v)-10)%verdictLen != 0 {
+		return run{}, fmt.Errorf("a row of the producers has a key of %d and a value of %d bytes", len(key), len(v))
+	}
+	r := run{
+		first: ^binary.BigEndian.Uint64(key[len(key)-8:]),
+		base:  Offset(binary.LittleEndian.Uint64(v)),
+		count: binary.LittleEndian.Uint16(v[8:]),
+	}
+	for v = v[10:]; len(v) > 0; v = v[verdictLen:] {
+		r.odd = append(r.odd, verdict{binary.LittleEndian.Uint16(v), fate(v[2]), Offset(binary.LittleEndian.Uint64(v[3:]))})
+	}
+	return r, nil
+}
+
+// Meta rows of a partition, by name.
+const (
+	metaConf       byte = 'c' // the replicas, as raft encodes them
+	metaApplied    byte = 'a' // what the rows of the log tier include
+	metaCheckpoint byte = 'k' // what the App's rows include
+)
+
+// appliedRow is the log tier's state: written in the batch of its effects.
+// The store seals it.
+//
+//	index u64 │ start u64 │ end u64 │ bytes u64 │ duplicates u64 │ time i64
+type appliedRow struct {
+	index      Index
+	start, end Offset
+	bytes      uint64
+	duplicates uint64
+	time       Millis
+}
+
+const appliedRowLen = 6 * 8
+
+func (r *appliedRow) position() Position { return Position{Index: r.index, Start: r.start, End: r.end} }
+
+func (r *appliedRow) append(dst []byte) []byte {
+	for _, v := range [...]uint64{uint64(r.index), uint64(r.start), uint64(r.end), r.bytes, r.duplicates, uint64(r.time)} {
+		dst = binary.LittleEndian.AppendUint64(dst, v)
+	}
+	return dst
+}
+
+func decodeAppliedRow(v []byte) (appliedRow, error) {
+	if len(v) != appliedRowLen {
+		return appliedRow{}, fmt.Errorf("the row of what is applied has %d bytes, want %d", len(v), appliedRowLen)
+	}
+	u := func(i int) uint64 { return binary.LittleEndian.Uint64(v[8*i:]) }
+	return appliedRow{Index(u(0)), Offset(u(1)), Offset(u(2)), u(3), u(4), Millis(u(5))}, nil
+}
+
+// The checkpoint is the position that the App's rows include: written in the
+// batch of the rows. The store seals it.
+//
+//	index u64 │ start u64 │ end u64
+func appendCheckpoint(dst []byte, p Position) []byte {
+	for _, v := range [...]uint64{uint64(p.Index), uint64(p.Start), uint64(p.End)} {
+		dst = binary.LittleEndian.AppendUint64(dst, v)
+	}
+	return dst
+}
+
+func decodeCheckpoint(v []byte) (Position, error) {
+	if len(v) != 3*8 {
+		return Position{}, fmt.Errorf("the row of the checkpoint has %d bytes, want %d", len(v), 3*8)
+	}
+	u := func(i int) uint64 { return binary.LittleEndian.Uint64(v[8*i:]) }
+	return Position{Index(u(0)), Offset(u(1)), Offset(u(2))}, nil
+}
+
+func putUint64(dst []byte, v uint64) { binary.BigEndian.PutUint64(dst, v) }
+
+func appendNextRow(dst, key []byte, next uint64) []byte {
+	at := len(dst)
+	dst = binary.LittleEndian.AppendUint64(dst, next)
+	return append(dst[:at], sealRow(key, dst[at:])...)
+}
+
+func decodeNextRow(key, row []byte) (uint64, error) {
+	v, err := unsealRow("the producers", key, row, 8)
+	if err != nil {
+		return 0, err
+	}
+	if len(v) != 8 {
+		return 0, fmt.Errorf("a row of the producers has %d bytes, want 8", len(v))
+	}
+	return binary.LittleEndian.Uint64(v), nil
+}

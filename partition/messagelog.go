@@ -1,0 +1,202 @@
+package partition
+
+import (
+	"fmt"
+
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// messageLog is the first tier of a partition's applied state: which batch of
+// which entry holds which offsets, and which messages were there before. Its
+// rows are written, without a sync, in the batch that also tells up to which
+// index they reach, so after a crash they are a prefix and nothing is applied
+// to them twice.
+//
+//	entry ─► items ─► decide (dedupe) ─► offsets ─┬─► shelf: for readers, after the commit
+//	                                              └─► staged rows ─► store batch, when the entry is done
+type messageLog struct {
+	id    PartitionID
+	shelf *shelf
+	tail  *tail
+	read  reader
+	dup   dedupe
+
+	state   appliedRow // may be ahead of flushed while an entry is applied
+	flushed appliedRow // with the last entry that was applied completely
+	rows    rowBuf
+	key     []byte
+	value   []byte
+}
+
+func newMessageLog(id PartitionID, store *logstore.Store, sh *shelf, t *tail, state appliedRow) *messageLog {
+	r := reader{id: id, store: store, shelf: sh}
+	return &messageLog{
+		id: id, shelf: sh, tail: t, read: r, state: state, flushed: state,
+		dup: dedupe{id: id, store: store, read: r, ids: make(map[idKey][]idRef), producers: make(map[string]*producer)},
+	}
+}
+
+// outcome is what became of a batch.
+type outcome struct {
+	base     Offset
+	records  int
+	odd      []verdict
+	start    Offset
+	producer string
+	first    uint64
+}
+
+// apply stores one batch of an entry. Nothing of it reaches the store before
+// flush, so an entry that cannot be applied leaves no rows.
+func (l *messageLog) apply(index Index, at int, b record.Batch) (outcome, error) {
+	p := pending{batch: b, start: l.state.start, base: l.state.end}
+	name, first := b.Producer()
+	if len(name) > 0 || b.HasIDs() {
+		if err := l.dup.decide(&p, &l.rows); err != nil {
+			return outcome{}, err
+		}
+	}
+	out := outcome{base: p.base, records: b.Len(), odd: p.odd, start: p.start}
+	s := stored{batch: b, row: indexRow{
+		base: p.base, index: index, at: uint32(at), records: uint16(b.Len()), stored: uint16(b.Len() - len(p.odd)),
+	}}
+	for _, v := range p.odd {
+		s.row.suppressed = append(s.row.suppressed, v.record)
+		if v.what == fateDuplicate {
+			l.state.duplicates++
+		}
+	}
+	if len(p.odd) > 0 && len(name) > 0 {
+		out.producer, out.first = string(name), first
+	}
+	if s.row.stored == 0 {
+		return out, nil
+	}
+	l.state.time = max(l.state.time, Millis(b.PublishTime()))
+	l.state.bytes += uint64(len(b.Bytes()))
+	l.state.end = s.row.end()
+	s.row.time, s.row.bytes = l.state.time, l.state.bytes
+	l.key = offsetKey(l.key[:0], s.row.base)
+	l.rows.end(s.row.append(l.rows.begin(logstore.Offsets, l.key), l.key))
+	l.tail.add(l.shelf, s)
+	return out, nil
+}
+
+// flush ends an entry: its rows go into the store batch.
+func (l *messageLog) flush(index Index, wb *logstore.Batch) error {
+	l.state.index = index
+	for _, op := range l.rows.ops {
+		if err := wb.Set(op.ns, uint64(l.id), l.rows.buf[op.key:op.value], l.rows.buf[op.value:op.end]); err != nil {
+			return err
+		}
+	}
+	l.rows.reset()
+	l.flushed = l.state
+	return nil
+}
+
+// save writes how far the rows reach.
+func (l *messageLog) save(wb *logstore.Batch) error {
+	l.value = l.state.append(l.value[:0])
+	return wb.SetMeta(uint64(l.id), metaApplied, l.value)
+}
+
+// Position is the place up to which everything is applied. With Keys it makes
+// the log what an App reads.
+func (l *messageLog) Position() Position { return l.state.position() }
+
+// Keys implements Log.
+func (l *messageLog) Keys(from Offset, maxBytes int, fn func(o Offset, keyHash uint64, size int) bool) error {
+	if from < l.state.start {
+		return &ErrExpired{Partition: l.id, Start: l.state.start}
+	}
+	seen := 0
+	return l.read.visit(from, l.state.end, func(b stored) bool {
+		more := true
+		b.each(from, func(o Offset, r record.Raw) bool {
+			more = fn(o, r.KeyHash(), r.Size())
+			seen += r.Size()
+			return more
+		})
+		return more && seen < maxBytes
+	})
+}
+
+// rowBuf holds the rows of one entry until the entry is done.
+type rowBuf struct {
+	buf []byte
+	ops []rowOp
+}
+
+type rowOp struct {
+	ns              logstore.Namespace
+	key, value, end int // places in buf
+}
+
+// begin starts a row and returns the buffer to append its value to.
+func (b *rowBuf) begin(ns logstore.Namespace, key []byte) []byte {
+	at := len(b.buf)
+	b.buf = append(b.buf, key...)
+	b.ops = append(b.ops, rowOp{ns: ns, key: at, value: len(b.buf)})
+	return b.buf
+}
+
+// end takes the buffer back, with the value.
+func (b *rowBuf) end(buf []byte) {
+	b.buf = buf
+	b.ops[len(b.ops)-1].end = len(buf)
+}
+
+func (b *rowBuf) reset() {
+	const keep = 1 << 20
+	if cap(b.buf) > keep {
+		b.buf = nil
+	}
+	b.buf, b.ops = b.buf[:0], b.ops[:0]
+}
+
+// stored expands an outcome into one answer per record.
+func (o *outcome) stored(id PartitionID, b record.Batch) []Stored {
+	out := make([]Stored, o.records)
+	if len(o.odd) == 0 {
+		for i := range out {
+			out[i].Offset = o.base + Offset(i)
+		}
+		return out
+	}
+	next, odd := o.base, o.odd
+	var c record.Cursor
+	walked := -1
+	for i := range out {
+		if len(odd) == 0 || int(odd[0].record) != i {
+			out[i].Offset = next
+			next++
+			continue
+		}
+		v := odd[0]
+		odd = odd[1:]
+		switch v.what {
+		case fateDuplicate:
+			out[i] = Stored{Offset: v.offset, Duplicate: true}
+		case fateIDReused:
+			if walked < 0 {
+				c = b.Cursor()
+			}
+			var raw record.Raw
+			for ; walked < i; walked++ {
+				raw, _ = c.Next()
+			}
+			out[i].Err = &ErrIDReused{Partition: id, ID: string(raw.ID()), Offset: v.offset}
+		case fateGap:
+			out[i].Err = &ErrSequenceGap{Partition: id, Producer: o.producer, Got: o.first + uint64(i), Expected: uint64(v.offset)}
+		case fateSequenceReused:
+			out[i].Err = &ErrSequenceReused{Partition: id, Producer: o.producer, Sequence: o.first + uint64(i), Offset: v.offset}
+		case fateExpired:
+			out[i].Err = &ErrExpired{Partition: id, Start: o.start}
+		default:
+			out[i].Err = fmt.Errorf("partition %v: unknown fate %d of a record", id, v.what)
+		}
+	}
+	return out
+}

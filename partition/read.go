@@ -1,0 +1,333 @@
+package partition
+
+import (
+	"context"
+	"slices"
+
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// reader returns a reader of a partition and what it may see.
+func (h *Host) reader(id PartitionID) (reader, Position, error) {
+	sh, err := h.port(id)
+	if err != nil {
+		return reader{}, Position{}, err
+	}
+	pos, err := sh.position()
+	return reader{id: id, store: h.cfg.Store, shelf: sh}, pos, err
+}
+
+// Read returns stored messages from an offset on, in order: at most max, and at
+// most about maxBytes (but at least one). At the end, and beyond it, it returns
+// none. It may be called from any goroutine.
+func (h *Host) Read(id PartitionID, from Offset, max, maxBytes int) ([]Message, error) {
+	r, pos, err := h.reader(id)
+	if err != nil {
+		return nil, err
+	}
+	if from < pos.Start {
+		return nil, &ErrExpired{Partition: id, Start: pos.Start}
+	}
+	if from >= pos.End || max <= 0 {
+		return nil, nil
+	}
+	var out []Message
+	bytes := 0
+	err = r.visit(from, pos.End, func(b stored) bool {
+		t := Millis(b.batch.PublishTime())
+		if out == nil {
+			out = make([]Message, 0, min(max, int(b.row.end()-from)))
+		}
+		more := true
+		b.each(from, func(o Offset, raw record.Raw) bool {
+			bytes += raw.Size()
+			if len(out) > 0 && bytes > maxBytes {
+				more = false
+				return false
+			}
+			out = append(out, Message{Offset: o, PublishTime: t, Record: raw.Record()})
+			more = len(out) < max && bytes < maxBytes
+			return more
+		})
+		return more
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// ReadAt returns the messages at the given offsets, which must be sorted. One
+// that is not stored yet, or no longer, is an error.
+func (h *Host) ReadAt(id PartitionID, offsets []Offset) ([]Message, error) {
+	r, pos, err := h.reader(id)
+	if err != nil || len(offsets) == 0 {
+		return nil, err
+	}
+	if offsets[0] < pos.Start {
+		return nil, &ErrExpired{Partition: id, Start: pos.Start}
+	}
+	out := make([]Message, 0, len(offsets))
+	for len(offsets) > 0 {
+		o := offsets[0]
+		if o >= pos.End {
+			return nil, &ErrNotStored{Partition: id, Offset: o, End: pos.End}
+		}
+		before := len(out)
+		err := r.visit(o, o+1, func(b stored) bool {
+			t := Millis(b.batch.PublishTime())
+			b.each(o, func(at Offset, raw record.Raw) bool {
+				for len(offsets) > 0 && offsets[0] == at {
+					out = append(out, Message{Offset: at, PublishTime: t, Record: raw.Record()})
+					offsets = offsets[1:]
+				}
+				return len(offsets) > 0
+			})
+			return false
+		})
+		if err != nil {
+			return nil, err
+		}
+		if len(out) == before {
+			return nil, &ErrDamaged{Partition: id, Why: "the offset index names a batch without the message"}
+		}
+	}
+	return out, nil
+}
+
+// FindID returns where the message with this id and key is stored.
+func (h *Host) FindID(id PartitionID, key []byte, hasKey bool, messageID string) (Offset, bool, error) {
+	r, pos, err := h.reader(id)
+	if err != nil {
+		return 0, false, err
+	}
+	k := keyOf([]byte(messageID), key, hasKey)
+	row, err := h.cfg.Store.Get(logstore.IDs, uint64(id), k[:])
+	if err != nil || row == nil {
+		return 0, false, err
+	}
+	refs, err := decodeIDRow(k[:], row)
+	if err != nil {
+		return 0, false, &ErrDamaged{Partition: id, Why: err.Error()}
+	}
+	for _, ref := range refs {
+		raw, ok, err := r.message(ref.offset, pos)
+		if err != nil {
+			return 0, false, err
+		}
+		if ok && string(raw.ID()) == messageID && raw.HasKey() == hasKey && string(raw.Key()) == string(key) {
+			return ref.offset, true, nil
+		}
+	}
+	return 0, false, nil
+}
+
+// FindByMessageID returns where messages with this id are stored, whatever
+// their key.
+func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID string) ([]Offset, error) {
+	r, pos, err := h.reader(id)
+	if err != nil {
+		return nil, err
+	}
+	k := keyOf([]byte(messageID), nil, false)
+	var refs []idRef
+	var bad error
+	err = h.cfg.Store.Iterate(logstore.IDs, uint64(id), k[:8], prefixEnd(k[:8]), func(key, row []byte) bool {
+		var more []idRef
+		if more, bad = decodeIDRow(key, row); bad != nil {
+			return false
+		}
+		refs = append(refs, more...)
+		return ctx.Err() == nil
+	})
+	if err == nil {
+		err = ctx.Err()
+	}
+	if err == nil && bad != nil {
+		err = &ErrDamaged{Partition: id, Why: bad.Error()}
+	}
+	if err != nil {
+		return nil, err
+	}
+	var out []Offset
+	for _, ref := range refs {
+		raw, ok, err := r.message(ref.offset, pos)
+		if err != nil {
+			return nil, err
+		}
+		if ok && string(raw.ID()) == messageID {
+			out = append(out, ref.offset)
+		}
+	}
+	slices.Sort(out)
+	return out, nil
+}
+
+// message returns the message at an offset if it is kept and may be seen.
+func (r reader) message(o Offset, pos Position) (raw record.Raw, ok bool, err error) {
+	if o < pos.Start || o >= pos.End {
+		return raw, false, nil
+	}
+	err = r.visit(o, o+1, func(b stored) bool {
+		raw, ok = b.at(o)
+		return false
+	})
+	return raw, ok, err
+}
+
+// OffsetAt returns the first message published at t or later; the end of the
+// log when there is none. Publish times are made to never go back for this: a
+// message counts with the latest time up to it.
+func (h *Host) OffsetAt(id PartitionID, t Millis) (Offset, error) {
+	r, pos, err := h.reader(id)
+	if err != nil {
+		return 0, err
+	}
+	return r.search(pos, func(row *indexRow) bool { return row.time >= t })
+}
+
+// Position returns the place up to which a partition is applied and may be
+// read.
+func (h *Host) Position(id PartitionID) (Position, error) {
+	_, pos, err := h.reader(id)
+	return pos, err
+}
+
+// Info returns a partition's state, also of one that stopped.
+func (h *Host) Info(id PartitionID) (Info, error) {
+	sh, err := h.port(id)
+	if err != nil {
+		return Info{}, err
+	}
+	sh.mu.RLock()
+	info := sh.info
+	sh.mu.RUnlock()
+	info.Queued = sh.queued.Load()
+	return info, nil
+}
+
+// IndexOf returns the entry that holds a message.
+func (h *Host) IndexOf(id PartitionID, o Offset) (Index, error) {
+	r, pos, err := h.reader(id)
+	if err != nil {
+		return 0, err
+	}
+	if o < pos.Start {
+		return 0, &ErrExpired{Partition: id, Start: pos.Start}
+	}
+	if o >= pos.End {
+		return 0, &ErrNotStored{Partition: id, Offset: o, End: pos.End}
+	}
+	row, err := r.row(o)
+	return row.index, err
+}
+
+// Scan calls fn with what stands in a partition's log from an index on, as far
+// as it is applied, until fn returns false.
+func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(LogEntry) bool) error {
+	r, pos, err := h.reader(id)
+	if err != nil {
+		return err
+	}
+	first, err := h.cfg.Store.FirstIndex(uint64(id))
+	if err != nil {
+		return storeError(id, err)
+	}
+	from = max(from, Index(first))
+	if from > pos.Index {
+		return nil
+	}
+	next, err := r.search(pos, func(row *indexRow) bool { return row.index >= from })
+	if err != nil {
+		return err
+	}
+	var bad error
+	err = h.cfg.Store.Scan(uint64(id), uint64(from), uint64(pos.Index)+1, func(e logstore.Entry, _ uint32) bool {
+		if bad = ctx.Err(); bad != nil {
+			return false
+		}
+		if e.Type != 0 {
+			return true // raft's own
+		}
+		var more bool
+		more, bad = r.show(e, pos, &next, fn)
+		return more && bad == nil
+	})
+	if err == nil {
+		err = bad
+	}
+	return storeError(id, err)
+}
+
+// show calls fn with the items of one entry. next is the offset of the next
+// message.
+func (r reader) show(e logstore.Entry, pos Position, next *Offset, fn func(LogEntry) bool) (bool, error) {
+	damaged := func(err error) error {
+		return &ErrDamaged{Partition: r.id, From: Index(e.Index), To: Index(e.Index), Why: err.Error()}
+	}
+	it, err := openEntry(e.Data)
+	if err != nil {
+		return false, damaged(err)
+	}
+	for {
+		x, ok, err := it.next()
+		if err != nil {
+			return false, damaged(err)
+		}
+		if !ok {
+			return true, nil
+		}
+		le := LogEntry{Index: Index(e.Index), Kind: it.kind, First: *next, Data: append([]byte(nil), x.data...)}
+		if it.kind == Batches {
+			b, _, err := record.Parse(le.Data)
+			if err != nil {
+				return false, damaged(err)
+			}
+			le.Time = Millis(b.PublishTime())
+			if *next < pos.End {
+				row, err := r.row(*next)
+				if err != nil {
+					return false, err
+				}
+				if row.index == le.Index && int(row.at) == x.at {
+					le.Count = int(row.stored)
+					*next = row.end()
+				}
+			}
+		}
+		if !fn(le) {
+			return false, nil
+		}
+	}
+}
+
+// row returns the index row of the batch that holds a stored offset.
+func (r reader) row(o Offset) (indexRow, error) {
+	if b, ok := r.shelf.find(o); ok {
+		return b.row, nil
+	}
+	rows, err := r.rows(o, o+1)
+	if err != nil {
+		return indexRow{}, err
+	}
+	return rows[0], nil
+}
+
+// search returns the first offset of the first batch for which ok, which must
+// hold for all batches behind one for which it holds; the end if there is none.
+func (r reader) search(pos Position, ok func(*indexRow) bool) (Offset, error) {
+	lo, hi := pos.Start, pos.End
+	for lo < hi {
+		row, err := r.row(lo + (hi-lo)/2)
+		if err != nil {
+			return 0, err
+		}
+		if ok(&row) {
+			hi = row.base
+		} else {
+			lo = row.end()
+		}
+	}
+	return max(lo, pos.Start), nil
+}

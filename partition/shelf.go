@@ -1,0 +1,117 @@
+package partition
+
+import (
+	"sort"
+	"sync"
+	"sync/atomic"
+
+	"github.com/strandmq/strandmq/internal/record"
+)
+
+// stored is one stored batch and its place.
+type stored struct {
+	row   indexRow
+	batch record.Batch
+}
+
+// shelf is what callers of a partition share with the host's loop: the newest
+// batches, and how far the partition is applied. The loop alone changes those.
+type shelf struct {
+	id     PartitionID
+	queued atomic.Int64 // bytes of callers that wait to be written and answered
+
+	mu      sync.RWMutex
+	batches []stored // ascending; those before head are gone
+	head    int
+	info    Info
+	pos     Position // what readers may see: applied, and the rows of it committed
+	fault   error    // *ErrDamaged: the partition stopped
+}
+
+// position returns what readers may see.
+func (s *shelf) position() (Position, error) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.pos, s.fault
+}
+
+// find returns the batch that holds an offset, if it is in memory.
+func (s *shelf) find(o Offset) (stored, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	b := s.batches[s.head:]
+	if len(b) == 0 || o < b[0].row.base {
+		return stored{}, false
+	}
+	i := sort.Search(len(b), func(i int) bool { return b[i].row.end() > o })
+	if i == len(b) {
+		return stored{}, false
+	}
+	return b[i], true
+}
+
+// first returns the lowest offset in memory; false when none is.
+func (s *shelf) first() (Offset, bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if s.head == len(s.batches) {
+		return 0, false
+	}
+	return s.batches[s.head].row.base, true
+}
+
+// tail is the memory that all shelves of a node share: the oldest batch of the
+// node leaves first. It belongs to the loop.
+type tail struct {
+	limit, bytes int64
+	order        []*shelf // whose batch leaves next
+	head         int
+}
+
+// add puts a batch on a shelf. Readers do not see it before they are told of
+// the position; it stays at least until the next trim.
+func (t *tail) add(s *shelf, b stored) {
+	s.mu.Lock()
+	s.batches = append(s.batches, b)
+	s.mu.Unlock()
+	t.bytes += int64(len(b.batch.Bytes()))
+	t.order = append(t.order, s)
+}
+
+// trim makes room. It must run only when the rows of every batch on the shelves
+// are in the store.
+func (t *tail) trim() {
+	for t.bytes > t.limit && t.head < len(t.order) {
+		s := t.order[t.head]
+		t.order[t.head] = nil
+		t.head++
+		s.mu.Lock()
+		if s.head < len(s.batches) {
+			t.bytes -= int64(len(s.batches[s.head].batch.Bytes()))
+			s.batches[s.head] = stored{}
+			s.head++
+			if s.head > 64 && s.head > len(s.batches)/2 {
+				n := copy(s.batches, s.batches[s.head:])
+				clear(s.batches[n:])
+				s.batches, s.head = s.batches[:n], 0
+			}
+		}
+		s.mu.Unlock()
+	}
+	if t.head > 1024 && t.head > len(t.order)/2 {
+		n := copy(t.order, t.order[t.head:])
+		clear(t.order[n:])
+		t.order, t.head = t.order[:n], 0
+	}
+}
+
+// drop empties a shelf whose partition is gone. Its places in the order stay
+// and find nothing.
+func (t *tail) drop(s *shelf) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := s.head; i < len(s.batches); i++ {
+		t.bytes -= int64(len(s.batches[i].batch.Bytes()))
+	}
+	s.batches, s.head = nil, 0
+}
