@@ -27,6 +27,9 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 	if !h.g.paused && len(h.waiters) > 0 && len(h.open) < maxOpenPlans {
 		cmds, more = h.makePlan(now, log, cmds)
 	}
+	if !more && !h.behind && len(h.open) < maxOpenPlans {
+		h.tell()
+	}
 	switch {
 	case more:
 		return cmds, now

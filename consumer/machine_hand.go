@@ -32,6 +32,10 @@ type Demand struct {
 	Share   uint32
 	Shares  uint32
 	Taker   Taker
+	// Tried, if not nil, is called once when all that was there when the demand
+	// came has been planned: what the Taker has no reservation for by then is
+	// not to be had now.
+	Tried func()
 }
 
 // Wake is an event that only gives the leader a turn.
@@ -53,6 +57,7 @@ type hand struct {
 	next     partition.Offset // first message that no plan has looked at
 	planned  int              // hand-outs in open plans
 	pending  int              // messages in open plans that will wait
+	untried  int              // waiters that have to be told that all was tried
 	behind   bool             // a plan was void in part: look again at what follows
 	writer   planWriter
 	lapses   []lapse
@@ -69,6 +74,7 @@ type lane struct {
 // waiter is a demand and what is planned for it.
 type waiter struct {
 	Demand
+	tried bool
 	slot  int32 // its member, if the name there still fits
 	plan  uint64
 	index int     // in that plan's table
@@ -237,6 +243,9 @@ func (g *group) tellDeadline(i int32) {
 // demand takes a waiter in.
 func (h *hand) demand(d Demand) {
 	w := &waiter{Demand: d, slot: none}
+	if d.Tried != nil {
+		h.untried++
+	}
 	kept := h.waiters[:0]
 	var most uint32 = 1
 	for _, o := range h.waiters {
@@ -246,8 +255,8 @@ func (h *hand) demand(d Demand) {
 		if !o.gone && d.Request != 0 && o.Request == d.Request && o.Session == d.Session && o.Member == d.Member {
 			// The same call again: its caller gave up on the first one. What is
 			// on its way to that one goes to this.
-			o.gone, o.heir = true, w
-			o.Taker.Ended(h.g.part, &ErrSuperseded{})
+			o.heir = w
+			h.dismiss(o, &ErrSuperseded{})
 		}
 		if !o.gone {
 			kept = append(kept, o)
@@ -275,9 +284,18 @@ func (e *ErrSuperseded) Error() string {
 func (h *hand) endSessions(name string, below uint64) {
 	for _, w := range h.waiters {
 		if !w.gone && w.Member == name && w.Session < below {
-			w.gone = true
-			w.Taker.Ended(h.g.part, &ErrSessionEnded{Member: name, Session: w.Session})
+			h.dismiss(w, &ErrSessionEnded{Member: name, Session: w.Session})
 		}
+	}
+}
+
+// dismiss sends a waiter away.
+func (h *hand) dismiss(w *waiter, why error) {
+	w.gone = true
+	w.Taker.Ended(h.g.part, why)
+	if w.Tried != nil && !w.tried {
+		w.tried = true
+		w.Tried()
 	}
 }
 
@@ -287,8 +305,7 @@ func (h *hand) end(why error) {
 	h.rewind()
 	for _, w := range h.waiters {
 		if !w.gone {
-			w.gone = true
-			w.Taker.Ended(h.g.part, why)
+			h.dismiss(w, why)
 		}
 	}
 	h.waiters, h.lanes = nil, nil
@@ -392,6 +409,20 @@ func (h *hand) planDone(p *openPlan) {
 	if h.behind && len(h.open) == 0 {
 		h.reserved.clear()
 		h.next, h.behind = h.g.scanned, false
+	}
+}
+
+// tell calls Tried for those who wait for it.
+func (h *hand) tell() {
+	if h.untried == 0 {
+		return
+	}
+	h.untried = 0
+	for _, w := range h.waiters {
+		if w.Tried != nil && !w.tried {
+			w.tried = true
+			w.Tried()
+		}
 	}
 }
 

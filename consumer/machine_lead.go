@@ -24,6 +24,9 @@ func (a *App) Event(ev any) {
 		g, err := a.session(ev.Group, ev.Member, ev.Session)
 		if err != nil {
 			ev.Taker.Ended(a.id, err)
+			if ev.Tried != nil {
+				ev.Tried()
+			}
 			return
 		}
 		g.hand.demand(ev)

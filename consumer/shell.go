@@ -2,11 +2,12 @@ package consumer
 
 import (
 	"context"
+	"time"
 
 	"github.com/strandmq/strandmq/partition"
 )
 
-// replicas is what the shell needs of a partition.Host.
+// replicas is what the shell needs of a partition.Host; tests have their own.
 type replicas interface {
 	Propose(ctx context.Context, id partition.PartitionID, cmd []byte) (any, error)
 	Post(id partition.PartitionID, ev any) error
@@ -16,7 +17,8 @@ type replicas interface {
 	IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error)
 }
 
-// Shell lets any goroutine speak to the groups of a node's partitions.
+// Shell lets any goroutine speak to the groups of a node's partitions. It has
+// no goroutine of its own.
 type Shell struct {
 	host replicas
 	seal sealer
@@ -30,93 +32,98 @@ type Shell struct {
 func NewShell(h *partition.Host, tag uint64) *Shell { return newShell(h, tag) }
 
 func newShell(h replicas, tag uint64) *Shell {
-	return &Shell{host: h, seal: newSealer(tag)}
+	return &Shell{host: h, seal: newSealer(tag), Now: func() partition.Millis {
+		return partition.Millis(time.Now().UnixMilli())
+	}}
+}
+
+// propose proposes a command and turns a refusal into the error that it is.
+func (s *Shell) propose(ctx context.Context, pid partition.PartitionID, cmd []byte) (any, error) {
+	res, err := s.host.Propose(ctx, pid, cmd)
+	if err != nil {
+		return nil, err
+	}
+	if refused, ok := res.(error); ok {
+		return nil, refused
+	}
+	return res, nil
+}
+
+// view looks at a group. The function runs where nothing else does until it
+// returns.
+func (s *Shell) view(ctx context.Context, pid partition.PartitionID, gid GroupID, fn func(*group, partition.Position) error) error {
+	var bad error
+	err := s.host.View(ctx, pid, func(app partition.App, at partition.Position) {
+		a, ok := app.(*App)
+		if !ok {
+			bad = &ErrUnknownGroup{Partition: pid, Group: gid}
+			return
+		}
+		g := a.group(gid)
+		if g == nil {
+			bad = &ErrUnknownGroup{Partition: pid, Group: gid}
+			return
+		}
+		bad = fn(g, at)
+	})
+	if err != nil {
+		return err
+	}
+	return bad
 }
 
 // CreateGroup makes a group in a partition. Making it again is success and
 // changes nothing.
 func (s *Shell) CreateGroup(ctx context.Context, pid partition.PartitionID, spec GroupSpec) error {
-	return nil
+	if err := spec.Policy.Validate(); err != nil {
+		return err
+	}
+	_, err := s.propose(ctx, pid, encodeCreate(s.Now(), spec))
+	return err
 }
 
 // SetPolicy gives a group another policy. Deliveries that are out keep their
 // deadlines.
 func (s *Shell) SetPolicy(ctx context.Context, pid partition.PartitionID, id GroupID, p Policy) error {
-	return nil
+	if err := p.Validate(); err != nil {
+		return err
+	}
+	_, err := s.propose(ctx, pid, encodePolicy(s.Now(), id, p))
+	return err
 }
 
 // SetPaused stops or resumes a group's hand-outs.
 func (s *Shell) SetPaused(ctx context.Context, pid partition.PartitionID, id GroupID, paused bool) error {
-	return nil
+	_, err := s.propose(ctx, pid, encodePause(s.Now(), id, paused))
+	return err
 }
 
 // DeleteGroup forgets a group with its dead letters. Deleting one that is not
 // there is success.
 func (s *Shell) DeleteGroup(ctx context.Context, pid partition.PartitionID, id GroupID) error {
-	return nil
+	_, err := s.propose(ctx, pid, encodeDelete(s.Now(), id))
+	return err
 }
 
 // Reset moves a group to an offset: what lies before and is not settled is
 // skipped, what lies behind is delivered again. Deliveries that are out become
 // stale. It returns the floor before.
 func (s *Shell) Reset(ctx context.Context, pid partition.PartitionID, id GroupID, to partition.Offset) (partition.Offset, error) {
-	return 0, nil
+	res, err := s.propose(ctx, pid, encodeReset(s.Now(), id, to))
+	from, _ := res.(partition.Offset)
+	return from, err
 }
 
-// EndSession tells that a member opened a new session: what older ones hold
-// lapses at once, charged.
+// EndSession tells that a member opened a new session, or was lost: what its
+// sessions below a number hold failed, charged, and lapses at once.
 func (s *Shell) EndSession(ctx context.Context, pid partition.PartitionID, gid GroupID, member string, before uint64) error {
-	return nil
+	_, err := s.propose(ctx, pid, encodeSessions(cmdSessions, s.Now(), gid, member, before))
+	return err
 }
 
-// LeaveSession tells that a member left: what it holds is released, not charged.
+// LeaveSession tells that a member left: what this session, and any earlier
+// one, holds is given back, not charged.
 func (s *Shell) LeaveSession(ctx context.Context, pid partition.PartitionID, gid GroupID, member string, session uint64) error {
-	return nil
-}
-
-// Receive waits for deliveries. Without any it says why there are none.
-func (s *Shell) Receive(ctx context.Context, req ReceiveRequest) ([]Delivery, string, error) {
-	return nil, "", nil
-}
-
-// Settle settles deliveries of a group, each with a result of its own.
-func (s *Shell) Settle(ctx context.Context, gid GroupID, settlements []Settlement) []SettleResult {
-	return nil
-}
-
-// Stats gives a group's state in a partition, taken at one position of its log.
-func (s *Shell) Stats(ctx context.Context, pid partition.PartitionID, gid GroupID) (GroupState, error) {
-	return GroupState{}, nil
-}
-
-// DeadLetters lists a group's dead letters from an offset on, without history.
-func (s *Shell) DeadLetters(ctx context.Context, pid partition.PartitionID, gid GroupID, from partition.Offset, max int) ([]DeadLetter, error) {
-	return nil, nil
-}
-
-// DeadLetter gives one dead letter with its history, or *ErrNotDead.
-func (s *Shell) DeadLetter(ctx context.Context, pid partition.PartitionID, gid GroupID, o partition.Offset) (DeadLetter, error) {
-	return DeadLetter{}, nil
-}
-
-// Replay sets dead letters to be delivered to their group again. It returns how
-// many were newly set, and how many already were.
-func (s *Shell) Replay(ctx context.Context, pid partition.PartitionID, gid GroupID, which Selector) (replayed, already int, err error) {
-	return 0, 0, nil
-}
-
-// Discard gives dead letters up; a parked key flows on. It returns how many.
-func (s *Shell) Discard(ctx context.Context, pid partition.PartitionID, gid GroupID, which Selector) (int, error) {
-	return 0, nil
-}
-
-// MessageState tells where a message stands in every group of its partition.
-func (s *Shell) MessageState(ctx context.Context, pid partition.PartitionID, o partition.Offset) ([]MessageInGroup, error) {
-	return nil, nil
-}
-
-// Trace tells what happened to a message in every group, read back from its
-// partition's log, in order. It stops at max events and says so.
-func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partition.Offset, max int) (events []TraceEvent, truncated bool, err error) {
-	return nil, false, nil
+	_, err := s.propose(ctx, pid, encodeSessions(cmdLeave, s.Now(), gid, member, session+1))
+	return err
 }

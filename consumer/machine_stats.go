@@ -1,0 +1,206 @@
+package consumer
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+const maxStalls = 20
+
+// state is the group at one position of its log.
+func (g *group) state(at partition.Position) GroupState {
+	s := GroupState{
+		Name: g.name, Policy: g.policy, Paused: g.paused, Position: at,
+		Start: g.start, Floor: g.floor(), Scanned: g.scanned, Epoch: g.epoch,
+		Counts: Counts{
+			Ready: g.count[ready], Blocked: g.count[deferred], InFlight: g.count[inFlight],
+			BackingOff: g.count[failed], Parked: g.count[parked],
+			Dead: g.dead, Acked: g.acked, Skipped: g.skipped, Expired: g.expired, Replaying: g.replaying,
+			HandedOut: g.handedOut, Retried: g.retried,
+		},
+	}
+	if at.End > g.scanned {
+		s.Counts.NotScanned = uint64(at.End - g.scanned)
+	}
+	for i := range g.members {
+		if m := &g.members[i]; m.held > 0 {
+			s.Members = append(s.Members, MemberHold{Member: m.name, InFlight: uint64(m.held)})
+		}
+	}
+	slices.SortFunc(s.Members, func(a, b MemberHold) int { return cmp.Compare(a.Member, b.Member) })
+	s.Stalls = g.stalls(at)
+	return s
+}
+
+// stalls says what waits and why: first what holds the whole group, then the
+// keys, the oldest first.
+func (g *group) stalls(at partition.Position) []Stall {
+	var all []Stall
+	p := &g.policy
+	lag := g.count[ready] + g.count[deferred] + g.count[failed] + g.count[parked]
+	if at.End > g.scanned {
+		lag += uint64(at.End - g.scanned)
+	}
+	whole := func(reason, text string) {
+		all = append(all, Stall{Reason: reason, Offset: g.scanned, Waiting: lag, Text: text})
+	}
+	if lag > 0 {
+		switch {
+		case g.paused:
+			whole("PAUSED", "the group is paused: resume it to go on")
+		case !g.room() && at.End > g.scanned:
+			whole("DEFERRED_LIMIT", fmt.Sprintf("%d messages wait behind blocked or slow keys, the group's max_deferred: it looks no further until some are handled", g.waiting()))
+		case g.count[inFlight] >= uint64(p.MaxInFlightPartition):
+			whole("IN_FLIGHT_LIMIT", fmt.Sprintf("%d deliveries are out, the group's max_in_flight_partition: settle some", g.count[inFlight]))
+		case g.hand != nil && g.hand.idle() && g.count[inFlight] == 0:
+			whole("NO_MEMBER", "no member asks for messages of this partition")
+		}
+	}
+	heads := make([]Stall, 0, 8)
+	for i := range g.keys {
+		ks := &g.keys[i]
+		if ks.head == none {
+			continue
+		}
+		h := ks.head
+		if ks.inFlight > 0 {
+			for g.entries[h].at != inFlight {
+				h = g.entries[h].next
+			}
+		}
+		e := &g.entries[h]
+		s := Stall{OfKey: true, KeyHash: e.keyHash, Offset: e.offset, Attempts: e.attempts, Waiting: uint64(ks.waiting - 1)}
+		full := uint64(ks.waiting-ks.inFlight) >= uint64(p.MaxDeferredKey)
+		switch {
+		case full && at.End > g.scanned:
+			s.Reason = "DEFERRED_LIMIT"
+			s.Text = fmt.Sprintf("%d messages wait behind this key, the group's max_deferred_key: the group looks no further until the key flows", ks.waiting-ks.inFlight)
+			if ks.blocked(e.offset) {
+				s.Offset, s.Waiting = ks.blockers[0], uint64(ks.waiting)
+				s.Text += "; replay or discard its dead letter"
+			}
+		case ks.blocked(e.offset):
+			s.Reason, s.Offset, s.Waiting = "PARKED", ks.blockers[0], uint64(ks.waiting)
+			s.Text = "the key waits behind its dead letter: replay or discard it"
+		case e.at == inFlight && ks.waiting > 1:
+			s.Reason, s.Until, s.Member = "IN_FLIGHT", e.until, g.members[e.member].name
+			s.Text = "the key waits for the delivery that is out"
+		case e.at == failed:
+			s.Reason, s.Until = "BACKING_OFF", e.until
+			s.Text = "the message failed and waits for its next attempt"
+		default:
+			continue
+		}
+		heads = append(heads, s)
+	}
+	if p.Mode == NoOrder && g.count[failed] > 0 {
+		for i := range g.entries {
+			if e := &g.entries[i]; e.at == failed {
+				heads = append(heads, Stall{
+					OfKey: true, KeyHash: e.keyHash, Offset: e.offset, Attempts: e.attempts,
+					Reason: "BACKING_OFF", Until: e.until, Text: "the message failed and waits for its next attempt",
+				})
+			}
+		}
+	}
+	slices.SortFunc(heads, func(a, b Stall) int { return cmp.Compare(a.Offset, b.Offset) })
+	all = append(all, heads...)
+	return all[:min(len(all), maxStalls)]
+}
+
+// idle tells whether nobody waits for work.
+func (h *hand) idle() bool {
+	for _, w := range h.waiters {
+		if _, open := w.Taker.Room(); open && !w.gone {
+			return false
+		}
+	}
+	return true
+}
+
+// whyIdle says in words why a member got nothing.
+func (g *group) whyIdle(at partition.Position) string {
+	c := &g.count
+	var unseen uint64
+	if at.End > g.scanned {
+		unseen = uint64(at.End - g.scanned)
+	}
+	behind := c[deferred] + c[parked]
+	switch {
+	case g.paused:
+		return "the group is paused"
+	case c[ready] == 0 && unseen == 0 && behind == 0 && c[failed] == 0 && c[inFlight] == 0:
+		return ""
+	case c[inFlight] >= uint64(g.policy.MaxInFlightPartition):
+		return fmt.Sprintf("%d deliveries are out, the most that the group allows in a partition", c[inFlight])
+	case !g.room() && unseen > 0:
+		return fmt.Sprintf("%d messages wait behind blocked keys, the group's limit: it looks no further until some are handled", g.waiting())
+	case c[ready]+unseen > 0:
+		return fmt.Sprintf("%d messages can go, but not to this member: they belong to another member's share, or it holds all that it may", c[ready]+unseen)
+	case behind > 0:
+		return fmt.Sprintf("all %d waiting messages are blocked by their key: %d deliveries are out, %d messages back off, %d wait behind dead letters",
+			behind, c[inFlight], c[failed], c[parked])
+	case c[failed] > 0:
+		return fmt.Sprintf("%d messages failed and wait for their next attempt", c[failed])
+	default:
+		return fmt.Sprintf("%d deliveries are out and nothing else is there", c[inFlight])
+	}
+}
+
+// where tells where one message stands.
+func (g *group) where(o partition.Offset) MessageInGroup {
+	res := MessageInGroup{Group: g.id, Name: g.name}
+	if i, ok := g.offsets.find(uint64(o)); ok {
+		e := &g.entries[i]
+		res.Attempts = e.attempts
+		switch e.at {
+		case inFlight:
+			res.State = "in-flight"
+			res.Detail = fmt.Sprintf("held by %s until %d", g.members[e.member].name, e.until)
+		case failed:
+			res.State, res.Detail = "backing-off", fmt.Sprintf("next attempt not before %d", e.until)
+		case ready:
+			res.State = "ready"
+		case parked:
+			res.State, res.Detail = "parked", fmt.Sprintf("behind the dead letter at offset %d", g.keys[e.key].blockers[0])
+		default:
+			res.State = "blocked"
+			if h := g.keys[e.key].head; h != i {
+				res.Detail = fmt.Sprintf("behind offset %d of its key", g.entries[h].offset)
+			} else {
+				res.Detail = "another delivery of its key is out"
+			}
+		}
+		if e.replayed {
+			res.Detail += "; replayed"
+		}
+		return res
+	}
+	row, dead, err := g.rows.dead(o)
+	if err == nil && dead {
+		res.State, res.Attempts = "dead", row.attempts
+		if n := len(row.history); n > 0 {
+			res.Detail = row.history[n-1].Reason
+		}
+		return res
+	}
+	what, _, ok, err := g.rows.exception(g.epoch, o)
+	switch {
+	case err != nil:
+		res.State, res.Detail = "unknown", err.Error()
+	case o >= g.scanned:
+		res.State = "not-scanned"
+	case o < g.start:
+		res.State, res.Detail = "skipped", "before the group's start"
+	case ok && what == outDiscarded:
+		res.State, res.Detail = "skipped", "discarded"
+	case g.epoch > 0 && !ok:
+		res.State, res.Detail = "acked", "or passed over by a reset"
+	default:
+		res.State = "acked"
+	}
+	return res
+}

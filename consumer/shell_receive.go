@@ -1,0 +1,451 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+const (
+	// DefaultMaxBytes is how much a Receive answers when it does not say.
+	DefaultMaxBytes = 4 << 20
+	// drainPatience is how long a call that is over waits for hand-outs that
+	// were proposed for it: they come with the next commit, or not at all.
+	drainPatience = 10 * time.Second
+	// fullPatience is how long a member that holds all that it may waits
+	// before it looks again.
+	fullPatience = 20 * time.Millisecond
+)
+
+// ErrBadReceive refuses a request that cannot be meant.
+type ErrBadReceive struct{ Field, Why string }
+
+func (e *ErrBadReceive) Error() string { return e.Field + ": " + e.Why }
+
+// Receive waits for deliveries. Without any it says why there are none. When
+// the context ends first, what was handed out on the way stays with the session
+// and is found by asking again.
+func (s *Shell) Receive(ctx context.Context, req ReceiveRequest) ([]Delivery, string, error) {
+	if err := req.check(); err != nil {
+		return nil, "", err
+	}
+	if req.MaxBytes == 0 {
+		req.MaxBytes = DefaultMaxBytes
+	}
+	tag := requestTag(req.RequestID)
+	var late <-chan time.Time
+	if req.Wait > 0 {
+		timer := time.NewTimer(req.Wait)
+		defer timer.Stop()
+		late = timer.C
+	}
+	var held []handedOut
+	var credit int
+	for {
+		var room int
+		var err error
+		if held, room, err = s.held(ctx, req, tag); err != nil {
+			return nil, "", err
+		}
+		if len(held) > 0 && (tag != 0 || len(held) >= req.Max) {
+			ds, err := s.fill(req.Group, held, req.MaxBytes)
+			return ds, "", err
+		}
+		if credit = min(req.Max-len(held), room); credit > 0 {
+			break
+		}
+		if len(held) > 0 {
+			ds, err := s.fill(req.Group, held, req.MaxBytes)
+			return ds, "", err
+		}
+		if late == nil {
+			return nil, "the member holds as many deliveries as the group allows: settle some", nil
+		}
+		select {
+		case <-ctx.Done():
+			return nil, "", ctx.Err()
+		case <-late:
+			return nil, "the member holds as many deliveries as the group allows: settle some", nil
+		case <-time.After(fullPatience):
+		}
+	}
+	if len(held) > 0 {
+		late = nil // there is an answer: add what is there now
+	}
+	c := newCall(credit, req.MaxBytes)
+	for i := range held {
+		c.bytes -= int(held[i].Size)
+		c.some = true
+	}
+	if err := s.ask(ctx, c, req, tag, late); err != nil {
+		return nil, "", err
+	}
+	ds, err := s.fill(req.Group, append(held, c.got...), req.MaxBytes)
+	if err != nil || len(ds) > 0 {
+		return ds, "", err
+	}
+	return nil, s.whyIdle(ctx, req), nil
+}
+
+func (r *ReceiveRequest) check() error {
+	switch {
+	case r.Member == "":
+		return &ErrBadReceive{"member", "is empty: name the member"}
+	case len(r.Member) > 1024:
+		return &ErrBadReceive{"member", "is longer than 1024 bytes"}
+	case r.Max < 1 || r.Max > 100_000:
+		return &ErrBadReceive{"max_messages", "must be from 1 to 100000"}
+	case r.MaxBytes < 0:
+		return &ErrBadReceive{"max_bytes", "is negative"}
+	case r.Wait < 0:
+		return &ErrBadReceive{"wait_ms", "is negative"}
+	case len(r.RequestID) > 1024:
+		return &ErrBadReceive{"request_id", "is longer than 1024 bytes"}
+	}
+	return nil
+}
+
+// requestTag is what the log keeps of a request id. 0 stands for none.
+func requestTag(id string) uint64 {
+	if id == "" {
+		return 0
+	}
+	return max(sealer{}.sum([]byte(id)), 1)
+}
+
+// handedOut is a hand-out and where.
+type handedOut struct {
+	part partition.PartitionID
+	HandOut
+}
+
+// held asks every partition what the session holds, and how many more the
+// member may hold over all of them.
+func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held []handedOut, room int, err error) {
+	type answer struct {
+		part partition.PartitionID
+		Holding
+	}
+	answers := make(chan answer, len(req.Shares)) // one place each: Done must not block
+	asked := 0
+	var failed error
+	room = 1 << 30
+	for _, sh := range req.Shares {
+		q := Query{
+			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag, Max: req.Max,
+			Done: func(p partition.PartitionID, h Holding) { answers <- answer{p, h} },
+		}
+		if err := s.host.Post(sh.Partition, q); err != nil {
+			failed = err
+			continue
+		}
+		asked++
+	}
+	inFlight, limit, heard := 0, 0, 0
+	for range asked {
+		select {
+		case <-ctx.Done():
+			return nil, 0, ctx.Err()
+		case a := <-answers:
+			if a.Err != nil {
+				var other *partition.ErrNotLeader
+				if !errors.As(a.Err, &other) {
+					return nil, 0, a.Err
+				}
+				failed = a.Err
+				continue
+			}
+			heard++
+			inFlight += int(a.InFlight)
+			limit = max(limit, int(a.Limit))
+			for _, h := range a.Held {
+				held = append(held, handedOut{a.part, h})
+			}
+		}
+	}
+	if heard == 0 && failed != nil {
+		return nil, 0, failed
+	}
+	if heard > 0 {
+		room = limit - inFlight
+	}
+	sortHandOuts(held)
+	if len(held) > req.Max {
+		held = held[:req.Max]
+	}
+	return held, room, nil
+}
+
+func sortHandOuts(hs []handedOut) {
+	slices.SortFunc(hs, func(a, b handedOut) int {
+		return cmp.Or(cmp.Compare(a.part, b.part), cmp.Compare(a.Offset, b.Offset))
+	})
+}
+
+// ask puts the call's demand to every partition and waits: for a first
+// hand-out, or until the time is up, or without a time until all was tried.
+func (s *Shell) ask(ctx context.Context, c *call, req ReceiveRequest, tag uint64, late <-chan time.Time) error {
+	var failed error
+	for _, sh := range req.Shares {
+		if sh.HeldOnly {
+			continue
+		}
+		d := Demand{
+			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag,
+			Share: sh.Share, Shares: sh.Shares, Taker: c, Tried: c.tried,
+		}
+		c.post()
+		if err := s.host.Post(sh.Partition, d); err != nil {
+			c.unpost()
+			failed = err
+		}
+	}
+	for {
+		over, err := c.over(late == nil)
+		if err != nil {
+			c.close()
+			return err
+		}
+		if over {
+			break
+		}
+		select {
+		case <-c.wake:
+			continue
+		case <-late:
+		case <-ctx.Done():
+			c.close()
+			return ctx.Err()
+		}
+		break
+	}
+	if c.close() {
+		return s.drain(ctx, c)
+	}
+	if c.posted == 0 && failed != nil {
+		return failed
+	}
+	return nil
+}
+
+// drain waits for what was proposed for a call before it was over, so that
+// nothing is handed out to nobody.
+func (s *Shell) drain(ctx context.Context, c *call) error {
+	timer := time.NewTimer(drainPatience)
+	defer timer.Stop()
+	for !c.drained() {
+		select {
+		case <-c.wake:
+		case <-timer.C:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return nil
+}
+
+// call is the credit of one Receive over all its partitions: a Taker. The lock
+// is held for a few instructions only.
+type call struct {
+	wake chan struct{} // one place: something changed
+
+	mu       sync.Mutex
+	credit   int
+	bytes    int
+	some     bool // something was taken: only the first may be larger than bytes
+	reserved int
+	posted   int // partitions that have the demand
+	untried  int
+	closed   bool
+	got      []handedOut
+	err      error
+}
+
+func newCall(credit, bytes int) *call {
+	return &call{wake: make(chan struct{}, 1), credit: credit, bytes: bytes}
+}
+
+func (c *call) signal() {
+	select {
+	case c.wake <- struct{}{}:
+	default:
+	}
+}
+
+func (c *call) post() {
+	c.mu.Lock()
+	c.posted++
+	c.untried++
+	c.mu.Unlock()
+}
+
+func (c *call) unpost() {
+	c.mu.Lock()
+	c.posted--
+	c.untried--
+	c.mu.Unlock()
+}
+
+func (c *call) tried() {
+	c.mu.Lock()
+	c.untried--
+	c.mu.Unlock()
+	c.signal()
+}
+
+// Room implements Taker.
+func (c *call) Room() (now, open bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return !c.closed && c.credit > 0 && (c.bytes > 0 || !c.some), !c.closed
+}
+
+// Take implements Taker.
+func (c *call) Take(size int) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed || c.credit <= 0 || c.some && size > c.bytes {
+		return false
+	}
+	c.credit--
+	c.bytes -= size
+	c.reserved++
+	c.some = true
+	return true
+}
+
+// Give implements Taker.
+func (c *call) Give(n, bytes int) {
+	c.mu.Lock()
+	c.credit += n
+	c.bytes += bytes
+	c.reserved -= n
+	if c.reserved == 0 && len(c.got) == 0 {
+		c.some = false
+	}
+	c.mu.Unlock()
+	c.signal()
+}
+
+// Handed implements Taker.
+func (c *call) Handed(p partition.PartitionID, hs []HandOut) {
+	c.mu.Lock()
+	for _, h := range hs {
+		c.got = append(c.got, handedOut{p, h})
+	}
+	c.reserved -= len(hs)
+	c.mu.Unlock()
+	c.signal()
+}
+
+// Ended implements Taker.
+func (c *call) Ended(_ partition.PartitionID, why error) {
+	c.mu.Lock()
+	c.posted--
+	var other *partition.ErrNotLeader
+	if c.err == nil && (c.posted == 0 || !errors.As(why, &other)) {
+		c.err = why
+	}
+	c.mu.Unlock()
+	c.signal()
+}
+
+// over tells whether there is an answer: something was handed out, or, for a
+// call that does not wait, all was tried and came to nothing.
+func (c *call) over(atOnce bool) (bool, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch {
+	case len(c.got) > 0:
+		return true, nil
+	case c.err != nil && c.reserved == 0:
+		return true, c.err
+	}
+	return atOnce && c.untried <= 0 && c.reserved == 0, nil
+}
+
+// close ends the credit. It tells whether anything is still on its way.
+func (c *call) close() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.closed = true
+	return c.reserved > 0
+}
+
+func (c *call) drained() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.reserved <= 0
+}
+
+// fill reads the messages of hand-outs and makes deliveries of them: of one
+// partition in the order of offsets, at least one, and no more than maxBytes.
+// What does not fit stays with the session.
+func (s *Shell) fill(gid GroupID, hs []handedOut, maxBytes int) ([]Delivery, error) {
+	sortHandOuts(hs)
+	ds := make([]Delivery, 0, len(hs))
+	for len(hs) > 0 {
+		n := 1
+		for n < len(hs) && hs[n].part == hs[0].part {
+			n++
+		}
+		offsets := make([]partition.Offset, n)
+		for i := range offsets {
+			offsets[i] = hs[i].Offset
+		}
+		msgs, err := s.read(hs[0].part, offsets)
+		if err != nil {
+			return nil, err
+		}
+		for i, m := range msgs {
+			h := &hs[i]
+			if m.Offset != h.Offset {
+				continue // retention removed it: the hand-out lapses
+			}
+			if maxBytes -= int(h.Size); maxBytes < 0 && len(ds) > 0 {
+				return ds, nil
+			}
+			d := Delivery{
+				Partition: h.part, Message: m, Attempt: h.Attempt,
+				Deadline: h.Deadline, FirstSeen: h.FirstSeen, Fence: h.Number, Replayed: h.Replayed,
+				Token: Token{
+					Partition: h.part, Group: gid, Epoch: h.Epoch, Offset: h.Offset, HandOut: h.Number, Ordinal: h.Ordinal,
+				},
+			}
+			s.seal.seal(&d.Token)
+			ds = append(ds, d)
+		}
+		hs = hs[n:]
+	}
+	return ds, nil
+}
+
+// whyIdle asks the partitions why there is nothing.
+func (s *Shell) whyIdle(ctx context.Context, req ReceiveRequest) string {
+	if len(req.Shares) == 0 {
+		return "no partition is assigned to the member"
+	}
+	var whys []string
+	for _, sh := range req.Shares {
+		err := s.view(ctx, sh.Partition, req.Group, func(g *group, at partition.Position) error {
+			if why := g.whyIdle(at); why != "" && !slices.Contains(whys, why) {
+				whys = append(whys, why)
+			}
+			return nil
+		})
+		if err != nil || len(whys) >= 3 {
+			break
+		}
+	}
+	if len(whys) == 0 {
+		return "everything was handed out and settled"
+	}
+	return strings.Join(whys, "; ")
+}

@@ -1,0 +1,96 @@
+package consumer
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// maxSettleCommand is how many settlements one command carries: it keeps a
+// partition's turn short.
+const maxSettleCommand = 4096
+
+// Settle settles deliveries of a group, each with a result of its own. What is
+// confirmed is in the log. Each partition's settlements are one command, applied
+// in the order given.
+func (s *Shell) Settle(ctx context.Context, gid GroupID, settlements []Settlement) []SettleResult {
+	res := make([]SettleResult, len(settlements))
+	order := make([]int, 0, len(settlements))
+	for i := range settlements {
+		if res[i].Err = s.checkSettlement(gid, &settlements[i]); res[i].Err == nil {
+			order = append(order, i)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b int) int {
+		return cmp.Compare(settlements[a].Token.Partition, settlements[b].Token.Partition)
+	})
+	var calls sync.WaitGroup
+	for len(order) > 0 {
+		pid := settlements[order[0]].Token.Partition
+		n := 1
+		for n < len(order) && n < maxSettleCommand && settlements[order[n]].Token.Partition == pid {
+			n++
+		}
+		part := order[:n:n]
+		order = order[n:]
+		if len(order) == 0 {
+			s.settlePart(ctx, pid, gid, settlements, part, res) // the last, or only one: no goroutine
+			break
+		}
+		if settlements[order[0]].Token.Partition == pid {
+			// The same partition goes on: its order is the order given.
+			s.settlePart(ctx, pid, gid, settlements, part, res)
+			continue
+		}
+		calls.Go(func() { s.settlePart(ctx, pid, gid, settlements, part, res) })
+	}
+	calls.Wait()
+	return res
+}
+
+// settlePart settles those at the given places, all of one partition.
+func (s *Shell) settlePart(ctx context.Context, pid partition.PartitionID, gid GroupID, all []Settlement, part []int, res []SettleResult) {
+	some := make([]Settlement, len(part))
+	for i, at := range part {
+		some[i] = all[at]
+	}
+	got, err := s.propose(ctx, pid, encodeSettle(s.Now(), gid, some))
+	results, ok := got.([]SettleResult)
+	var gone *partition.ErrUnknownPartition
+	switch {
+	case errors.As(err, &gone):
+		err = &ErrStale{Why: fmt.Sprintf("partition %v is no more", pid)}
+	case err == nil && (!ok || len(results) != len(part)):
+		err = &partition.ErrUnknown{Partition: pid, Why: "no results came back"}
+	}
+	for i, at := range part {
+		if err != nil {
+			res[at].Err = err
+		} else {
+			res[at] = results[i]
+		}
+	}
+}
+
+func (s *Shell) checkSettlement(gid GroupID, x *Settlement) error {
+	switch {
+	case x.Token.Group != gid:
+		return &ErrToken{Why: "of another group"}
+	case !s.seal.made(x.Token):
+		return &ErrToken{Why: "not made by this cluster"}
+	case x.Action < Ack || x.Action > Release:
+		return &ErrBadSettlement{"action", "must be ack, nack, reject, extend or release"}
+	case x.Delay < 0 || x.Delay > MaxDelay:
+		return &ErrBadSettlement{"delay_ms", fmt.Sprintf("is %d and must be from 0 to %d", x.Delay, MaxDelay)}
+	case x.Delay != 0 && x.Action != Nack && x.Action != Extend:
+		return &ErrBadSettlement{"delay_ms", "only a nack or an extend takes one"}
+	case len(x.Reason) > MaxReason:
+		return &ErrBadSettlement{"reason", fmt.Sprintf("is %d bytes long and may be at most %d", len(x.Reason), MaxReason)}
+	}
+	return nil
+}
