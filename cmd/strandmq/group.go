@@ -174,7 +174,8 @@ func (a *app) groupCreate() *cobra.Command {
 		Use:   "create TOPIC GROUP",
 		Short: "Create a group",
 		Long: `Creates a group and ends when every partition knows it. Creating it again with
-the same policy succeeds. --from says where it starts: ` + offsets.Grammar + `.`,
+the same policy succeeds. --from says where it starts:
+` + offsets.Grammar + `.`,
 		Example: `  strandmq group create orders billing
   strandmq group create orders audit --from latest --max-attempts 0
   strandmq group create orders strict --mode partition --on-exhaustion park`,
@@ -326,7 +327,8 @@ func (a *app) groupAlter() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "alter TOPIC GROUP",
 		Short: "Change a group's policy",
-		Long:  `Changes what is given of the policy; the rest stays. Every partition takes it up in its log before the command ends.`,
+		Long:  `Changes what is given of the policy; the rest stays. Every partition has taken it
+up in its log when the command ends.`,
 		Example: `  strandmq group alter orders billing --max-attempts 10
   strandmq group alter orders billing --ack-deadline 2m --on-exhaustion park`,
 		Args: exact("TOPIC", "GROUP"),
@@ -357,7 +359,8 @@ func (a *app) groupReset() *cobra.Command {
 		Use:   "reset TOPIC GROUP --to POSITION",
 		Short: "Move a group to another position",
 		Long: `Moves a group, in every partition or in one. What was handed out and not settled
-becomes stale, what is dead stays dead. The position is ` + offsets.Grammar + `.
+becomes stale, what is dead stays dead. The position is one of
+` + offsets.Grammar + `.
 --dry-run only says what would move.`,
 		Example: `  strandmq group reset orders billing --to earliest
   strandmq group reset orders billing --to @-15m --dry-run

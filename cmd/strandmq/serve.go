@@ -50,6 +50,10 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, Logger: log,
 			Version: versionText(), SessionTimeout: f.session.d,
 		})
+		if cmd.Context().Err() != nil && err != nil {
+			a.talk("stopped before it served")
+			return nil
+		}
 		if err != nil {
 			return err
 		}

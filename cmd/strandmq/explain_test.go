@@ -1,0 +1,34 @@
+package main
+
+import (
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+// Whatever is at the other end, the error says what to do.
+func TestWhatIsNoBroker(t *testing.T) {
+	web := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("content-type", "text/html")
+		_, _ = w.Write([]byte("<html>hello</html>"))
+	}))
+	defer web.Close()
+	gone := httptest.NewServer(nil)
+	gone.Close()
+	for _, c := range []struct {
+		server, want string
+		code         int
+	}{
+		{gone.URL, "no broker answers at " + gone.URL, exitFailed},
+		{gone.URL, "start one with 'strandmq serve'", exitFailed},
+		{web.URL, "is no StrandMQ broker", exitFailed},
+		{"http://", "is no URL", exitUsage},
+		{"ftp://x", "is no URL", exitUsage},
+	} {
+		code, out, talk := strandmq(t, c.server, "", "topic", "list")
+		if code != c.code || out != "" || !strings.Contains(talk, c.want) {
+			t.Errorf("%s: code %d, out %q, talk %q; want %d and %q", c.server, code, out, talk, c.code, c.want)
+		}
+	}
+}

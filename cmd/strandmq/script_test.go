@@ -1,0 +1,93 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/strandmq/strandmq/internal/broker"
+)
+
+// The test binary stands in for the strandmq binary in scripts.
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"strandmq": main})
+}
+
+// TestScripts runs testdata/script. Beside the usual commands there are
+//
+//	broker          start a broker for the script, and point STRANDMQ_SERVER at it
+//	exits N CMD...  run a command that must end with exit code N
+//	talks FILE TEXT wait until a file that a background command writes has a text
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		Setup: func(e *testscript.Env) error {
+			e.Setenv("STRANDMQ_SERVER", "http://127.0.0.1:1")
+			return nil
+		},
+		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
+			"broker": startBroker,
+			"exits":  exits,
+			"talks":  talks,
+		},
+	})
+}
+
+func startBroker(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: broker")
+	}
+	b, err := broker.Start(context.Background(), broker.Config{
+		DataDir: ts.MkAbs("data"), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Version: "test",
+	})
+	ts.Check(err)
+	ts.Defer(func() {
+		if err := b.Close(); err != nil {
+			ts.Logf("closing the broker: %v", err)
+		}
+	})
+	ts.Setenv("STRANDMQ_SERVER", b.URL())
+}
+
+func exits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits CODE COMMAND [ARGS...]")
+	}
+	want, err := strconv.Atoi(args[0])
+	ts.Check(err)
+	got := 0
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) {
+			ts.Fatalf("%v", err)
+		}
+		got = exit.ExitCode()
+	}
+	if got != want {
+		ts.Fatalf("%s", fmt.Sprintf("exit code %d, want %d", got, want))
+	}
+}
+
+func talks(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 2 {
+		ts.Fatalf("usage: talks FILE TEXT")
+	}
+	deadline := time.Now().Add(20 * time.Second)
+	for time.Now().Before(deadline) {
+		if b, err := os.ReadFile(ts.MkAbs(args[0])); err == nil && strings.Contains(string(b), args[1]) {
+			return
+		}
+		time.Sleep(10 * time.Millisecond) // between two looks at the file
+	}
+	ts.Fatalf("%s never had %q", args[0], args[1])
+}

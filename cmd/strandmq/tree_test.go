@@ -1,0 +1,107 @@
+package main
+
+import (
+	"io"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/spf13/cobra"
+)
+
+// eachCommand calls fn with every command of ours.
+func eachCommand(root *cobra.Command, fn func(c *cobra.Command)) {
+	fn(root)
+	for _, c := range root.Commands() {
+		if c.Name() != "help" && c.Name() != "completion" {
+			eachCommand(c, fn)
+		}
+	}
+}
+
+func testApp() *app {
+	return &app{in: strings.NewReader(""), out: io.Discard, err: io.Discard}
+}
+
+func TestEveryCommandIsExplained(t *testing.T) {
+	eachCommand(testApp().root(), func(c *cobra.Command) {
+		if c.Short == "" || c.Example == "" {
+			t.Errorf("%s has no short text or no example", c.CommandPath())
+		}
+		if !strings.Contains(c.Example, c.CommandPath()) {
+			t.Errorf("the examples of %s do not use it", c.CommandPath())
+		}
+		for line := range strings.Lines(c.Long + "\n" + c.Example) {
+			if len([]rune(strings.TrimRight(line, "\n"))) > 110 {
+				t.Errorf("%s: a line of the help is too long: %s", c.CommandPath(), line)
+			}
+		}
+	})
+}
+
+// argument splits an example as a shell would, as far as examples need it.
+var argument = regexp.MustCompile(`'([^']*)'|[^ ]+`)
+
+// Every example must be one that the command takes: right arguments, known
+// flags, values that parse.
+func TestExamplesParse(t *testing.T) {
+	n := 0
+	eachCommand(testApp().root(), func(c *cobra.Command) {
+		for line := range strings.Lines(c.Example) {
+			line, _, _ = strings.Cut(strings.TrimSpace(line), " > ")
+			_, line, ok := strings.Cut(line, "strandmq ")
+			if !ok {
+				t.Errorf("%s: %q is no example of strandmq", c.CommandPath(), line)
+				continue
+			}
+			line, _, _ = strings.Cut(line, " | ")
+			var args []string
+			for _, m := range argument.FindAllStringSubmatch(line, -1) {
+				if m[1] != "" {
+					m[0] = m[1]
+				}
+				args = append(args, m[0])
+			}
+			cmd, rest, err := testApp().root().Find(args)
+			if err != nil {
+				t.Errorf("%s: %v", line, err)
+				continue
+			}
+			if err := cmd.ParseFlags(rest); err != nil {
+				t.Errorf("%s: %v", line, err)
+				continue
+			}
+			if err := cmd.Args(cmd, cmd.Flags().Args()); err != nil {
+				t.Errorf("%s: %v", line, err)
+			}
+			n++
+		}
+	})
+	if n < 50 {
+		t.Errorf("only %d examples were found", n)
+	}
+}
+
+// What this package imports of Connect stays in files named *_client.go; here
+// that no command reaches for the process's own streams, which tests replace.
+func TestStreamsComeFromTheApp(t *testing.T) {
+	files, err := os.ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range files {
+		if !strings.HasSuffix(f.Name(), ".go") || strings.HasSuffix(f.Name(), "_test.go") || f.Name() == "main.go" {
+			continue
+		}
+		text, err := os.ReadFile(f.Name())
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, bad := range []string{"os.Stdout", "os.Stderr", "os.Stdin", "fmt.Print("} {
+			if strings.Contains(string(text), bad) {
+				t.Errorf("%s uses %s: use the streams of app", f.Name(), bad)
+			}
+		}
+	}
+}
