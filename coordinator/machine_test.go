@@ -15,11 +15,14 @@ import (
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
-// command draws any command over few names, so that they collide.
-func command(t *rapid.T) *storagev1.MetadataCommand {
-	id := func() uint64 { return rapid.Uint64Range(0, 6).Draw(t, "id") }
+// command draws any command over few names, so that they collide, and over the
+// ids handed out last, so that they mostly stand for something.
+func command(t *rapid.T, next counters) *storagev1.MetadataCommand {
+	back := func(next uint64) uint64 { return next - min(next, rapid.Uint64Range(0, 3).Draw(t, "back")) }
+	topic := func() uint64 { return back(uint64(next.topic)) }
+	id := func() uint64 { return back(uint64(next.group)) }
 	name := func() string { return rapid.SampledFrom([]string{"a", "b", "c", ".bad"}).Draw(t, "name") }
-	session := func() uint64 { return rapid.Uint64Range(0, 30).Draw(t, "session") }
+	session := func() uint64 { return back(next.session) }
 	cmd := &storagev1.MetadataCommand{Rules: rules, NowMs: rapid.Int64Range(0, 1000).Draw(t, "now")}
 	switch rapid.IntRange(0, 20).Draw(t, "kind") {
 	case 0:
@@ -27,15 +30,15 @@ func command(t *rapid.T) *storagev1.MetadataCommand {
 	case 1, 2:
 		cmd.Command = &storagev1.MetadataCommand_CreateTopic{CreateTopic: &storagev1.CreateTopic{Name: name(), Partitions: uint32(rapid.IntRange(0, 5).Draw(t, "n")), Seed: 3}}
 	case 3, 4:
-		cmd.Command = &storagev1.MetadataCommand_FinishTopic{FinishTopic: &storagev1.FinishTopic{TopicId: id()}}
+		cmd.Command = &storagev1.MetadataCommand_FinishTopic{FinishTopic: &storagev1.FinishTopic{TopicId: topic()}}
 	case 5:
-		cmd.Command = &storagev1.MetadataCommand_AlterTopic{AlterTopic: &storagev1.AlterTopic{TopicId: id(), Config: &strandmqv1.TopicConfig{RetentionMs: proto.Int64(rapid.Int64Range(-1, 3).Draw(t, "retention"))}}}
+		cmd.Command = &storagev1.MetadataCommand_AlterTopic{AlterTopic: &storagev1.AlterTopic{TopicId: topic(), Config: &strandmqv1.TopicConfig{RetentionMs: proto.Int64(rapid.Int64Range(-1, 3).Draw(t, "retention"))}}}
 	case 6:
-		cmd.Command = &storagev1.MetadataCommand_DeleteTopic{DeleteTopic: &storagev1.DeleteTopic{TopicId: id()}}
+		cmd.Command = &storagev1.MetadataCommand_DeleteTopic{DeleteTopic: &storagev1.DeleteTopic{TopicId: topic()}}
 	case 7:
-		cmd.Command = &storagev1.MetadataCommand_RemoveTopic{RemoveTopic: &storagev1.RemoveTopic{TopicId: id()}}
+		cmd.Command = &storagev1.MetadataCommand_RemoveTopic{RemoveTopic: &storagev1.RemoveTopic{TopicId: topic()}}
 	case 8, 9:
-		cmd.Command = &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: id(), Name: name()}}
+		cmd.Command = &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: topic(), Name: name()}}
 	case 10:
 		cmd.Command = &storagev1.MetadataCommand_AlterGroup{AlterGroup: &storagev1.AlterGroup{GroupId: id(), Revision: rapid.Uint64Range(0, 3).Draw(t, "revision"), Policy: &strandmqv1.GroupPolicy{MaxAttempts: proto.Uint32(rapid.Uint32Range(0, 2).Draw(t, "attempts"))}}}
 	case 11:
@@ -100,8 +103,8 @@ func TestMachineProperties(t *testing.T) {
 			text string
 		}
 		var history []old
-		for i := range rapid.IntRange(1, 80).Draw(t, "commands") {
-			b, err := proto.Marshal(command(t))
+		for i := range rapid.IntRange(1, 200).Draw(t, "commands") {
+			b, err := proto.Marshal(command(t, one.next))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -344,7 +347,9 @@ func TestNewerIsRefused(t *testing.T) {
 
 func FuzzApply(f *testing.F) {
 	for i := range 40 {
-		cmd := rapid.Custom(command).Example(i)
+		cmd := rapid.Custom(func(t *rapid.T) *storagev1.MetadataCommand {
+			return command(t, counters{topic: 2, group: 2, session: 2})
+		}).Example(i)
 		b, err := proto.Marshal(cmd)
 		if err != nil {
 			f.Fatal(err)

@@ -39,9 +39,6 @@ func (v *vigil) hear(session uint64) { v.fresh = append(v.fresh, session) }
 func (v *vigil) turn(now partition.Millis, m *Map) (silent []*storagev1.SessionRef, wake partition.Millis) {
 	gap := now - v.last
 	slept := v.last == 0 || gap < 0 || gap > v.timeout/2
-	if v.next == 0 && v.last != 0 {
-		slept = gap < 0 // without sessions no turns were asked for
-	}
 	v.last = now
 	if slept {
 		clear(v.seen)
