@@ -82,7 +82,7 @@ type keyState struct {
 	tail     int32
 	waiting  int32 // messages in the queue, handed out or not
 	inFlight int32
-	inserted int32 // last entry that came back into the middle; none
+	inserted int32              // last entry that came back into the middle; none
 	blockers []partition.Offset // dead letters that park what lies behind, sorted
 }
 

@@ -29,16 +29,16 @@ type group struct {
 	handOuts uint64 // number of the last hand-out: the fence
 	clock    partition.Millis
 
-	entries []entry
-	vacancy int32 // first vacant slot
-	keys    []keyState
-	keyGap  []int32 // vacant slots of keys
+	entries   []entry
+	vacancy   int32 // first vacant slot
+	keys      []keyState
+	keyGap    []int32 // vacant slots of keys
 	members   []member
 	memberGap []int32 // vacant slots of members
 	crowd     int     // so many members, and those of whom nothing is known are forgotten
-	names   map[string]int32
-	offsets table // offset → entry
-	hashes  table // key hash → key
+	names     map[string]int32
+	offsets   table // offset → entry
+	hashes    table // key hash → key
 
 	count     [standings]uint64
 	dead      uint64
@@ -58,7 +58,7 @@ type group struct {
 	sweep    bool               // rows of earlier epochs may be left
 
 	broken error // a row that cannot be read
-	hand *hand // nil where the partition is not led
+	hand   *hand // nil where the partition is not led
 }
 
 func newGroup(id GroupID, part partition.PartitionID, rows partition.Rows) *group {

@@ -13,7 +13,8 @@ import (
 // one look at them takes: it keeps a partition's turn short.
 const chunk = 1000
 
-// read reads messages; those that retention removed are zero.
+// read reads messages; those that retention removed are empty and have
+// an offset that no message has.
 func (s *Shell) read(pid partition.PartitionID, offsets []partition.Offset) ([]partition.Message, error) {
 	msgs, err := s.host.ReadAt(pid, offsets)
 	var gone *partition.ErrExpired
@@ -25,7 +26,11 @@ func (s *Shell) read(pid partition.PartitionID, offsets []partition.Offset) ([]p
 	if err != nil {
 		return nil, err
 	}
-	return append(make([]partition.Message, n, len(offsets)), kept...), nil
+	msgs = make([]partition.Message, n, len(offsets))
+	for i := range msgs {
+		msgs[i].Offset = ^partition.Offset(0) // of no message
+	}
+	return append(msgs, kept...), nil
 }
 
 // Stats gives a group's state in a partition, taken at one position of its log.

@@ -1,0 +1,340 @@
+package consumer
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"sort"
+	"strings"
+	"sync"
+
+	"github.com/strandmq/strandmq/internal/keyspace"
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition"
+)
+
+// memRows is a partition.Rows that can go back to its last checkpoint.
+type memRows struct {
+	disk map[string][]byte
+	now  map[string][]byte
+	keys []string // sorted, of now; nil: to be sorted again
+}
+
+func newMemRows() *memRows {
+	return &memRows{disk: make(map[string][]byte), now: make(map[string][]byte)}
+}
+
+func (r *memRows) Get(key []byte) ([]byte, error) {
+	v, ok := r.now[string(key)]
+	if !ok {
+		return nil, nil
+	}
+	if v == nil {
+		v = []byte{}
+	}
+	return v, nil
+}
+
+func (r *memRows) Put(key, value []byte) {
+	if _, ok := r.now[string(key)]; !ok {
+		r.keys = nil
+	}
+	r.now[string(key)] = bytes.Clone(value)
+}
+
+func (r *memRows) Delete(key []byte) {
+	if _, ok := r.now[string(key)]; ok {
+		delete(r.now, string(key))
+		r.keys = nil
+	}
+}
+
+func (r *memRows) Scan(prefix, from []byte, fn func(key, value []byte) bool) error {
+	if r.keys == nil {
+		r.keys = make([]string, 0, len(r.now))
+		for k := range r.now {
+			r.keys = append(r.keys, k)
+		}
+		sort.Strings(r.keys)
+	}
+	start := string(prefix)
+	if from != nil && string(from) > start {
+		start = string(from)
+	}
+	for i := sort.SearchStrings(r.keys, start); i < len(r.keys) && strings.HasPrefix(r.keys[i], string(prefix)); i++ {
+		if !fn([]byte(r.keys[i]), r.now[r.keys[i]]) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (r *memRows) checkpoint() {
+	r.disk = make(map[string][]byte, len(r.now))
+	for k, v := range r.now {
+		r.disk[k] = v
+	}
+}
+
+func (r *memRows) crash() *memRows {
+	n := newMemRows()
+	for k, v := range r.disk {
+		n.disk[k], n.now[k] = v, v
+	}
+	return n
+}
+
+func (r *memRows) String() string {
+	var b strings.Builder
+	_ = r.Scan(nil, nil, func(k, v []byte) bool {
+		fmt.Fprintf(&b, "%x = %x\n", k, v)
+		return true
+	})
+	return b.String()
+}
+
+// memPart is one partition: messages, commands, and an App that they drive.
+type memPart struct {
+	id         partition.PartitionID
+	msgs       []partition.Message
+	sizes      []int
+	start      partition.Offset
+	at         partition.Index
+	cmds       []memCmd
+	checkpoint int // commands that the rows hold
+	rows       *memRows
+	app        *App
+	wake       partition.Millis
+	posted     bool
+}
+
+type memCmd struct {
+	at  partition.Position
+	cmd []byte
+}
+
+func (p *memPart) Position() partition.Position {
+	return partition.Position{Index: p.at, Start: p.start, End: partition.Offset(len(p.msgs))}
+}
+
+func (p *memPart) Keys(from partition.Offset, maxBytes int, fn func(partition.Offset, uint64, int) bool) error {
+	for o := from; o < partition.Offset(len(p.msgs)); o++ {
+		if !fn(o, p.msgs[o].Record.KeyHash, p.sizes[o]) {
+			return nil
+		}
+		if maxBytes -= p.sizes[o]; maxBytes <= 0 {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (p *memPart) apply(cmd []byte) any {
+	p.at++
+	p.cmds = append(p.cmds, memCmd{p.Position(), cmd})
+	res, err := p.app.Apply(p.Position(), cmd)
+	if err != nil {
+		panic(fmt.Sprintf("partition %v: %v", p.id, err))
+	}
+	return res
+}
+
+// world is a set of partitions in one thread under one lock: a replicas without
+// a disk, whose every call has run to its end when it returns.
+type world struct {
+	mu    sync.Mutex
+	now   partition.Millis
+	parts map[partition.PartitionID]*memPart
+	ids   []partition.PartitionID
+}
+
+func newWorld(n int) *world {
+	w := &world{now: 1_000_000, parts: make(map[partition.PartitionID]*memPart)}
+	for i := 1; i <= n; i++ {
+		id := partition.PartitionID(i)
+		p := &memPart{id: id, rows: newMemRows()}
+		p.boot()
+		w.parts[id] = p
+		w.ids = append(w.ids, id)
+	}
+	return w
+}
+
+func (p *memPart) boot() {
+	app, err := NewApp(p.id, p.rows)
+	if err != nil {
+		panic(err)
+	}
+	p.app = app
+	for _, c := range p.cmds[p.checkpoint:] {
+		if _, err := p.app.Apply(c.at, c.cmd); err != nil {
+			panic(err)
+		}
+	}
+	p.app.Lead(true)
+}
+
+func (p *memPart) save() {
+	if err := p.app.Checkpoint(); err != nil {
+		panic(err)
+	}
+	p.rows.checkpoint()
+	p.checkpoint = len(p.cmds)
+}
+
+// restart is a kill -9 and a new start: what was not in the log is gone.
+func (p *memPart) restart() {
+	p.app.Lead(false)
+	p.rows = p.rows.crash()
+	p.boot()
+}
+
+// turn drives a partition until it has nothing more to propose.
+func (w *world) turn(p *memPart) {
+	for range 10_000 {
+		cmds, wake := p.app.Drive(w.now, p)
+		p.wake = wake
+		for _, c := range cmds {
+			p.apply(c)
+		}
+		if len(cmds) == 0 && (wake == 0 || wake > w.now) {
+			return
+		}
+	}
+	panic("Drive does not come to rest")
+}
+
+func (w *world) part(id partition.PartitionID) (*memPart, error) {
+	p, ok := w.parts[id]
+	if !ok {
+		return nil, &partition.ErrUnknownPartition{Partition: id}
+	}
+	return p, nil
+}
+
+func (w *world) Propose(_ context.Context, id partition.PartitionID, cmd []byte) (any, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, err := w.part(id)
+	if err != nil {
+		return nil, err
+	}
+	res := p.apply(cmd)
+	w.turn(p)
+	return res, nil
+}
+
+func (w *world) Post(id partition.PartitionID, ev any) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, err := w.part(id)
+	if err != nil {
+		return err
+	}
+	p.app.Event(ev)
+	w.turn(p)
+	return nil
+}
+
+func (w *world) View(_ context.Context, id partition.PartitionID, fn func(partition.App, partition.Position)) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, err := w.part(id)
+	if err != nil {
+		return err
+	}
+	fn(p.app, p.Position())
+	return nil
+}
+
+func (w *world) ReadAt(id partition.PartitionID, offsets []partition.Offset) ([]partition.Message, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, err := w.part(id)
+	if err != nil {
+		return nil, err
+	}
+	if !slices.IsSorted(offsets) {
+		return nil, fmt.Errorf("offsets are not sorted: %v", offsets)
+	}
+	var ms []partition.Message
+	for _, o := range offsets {
+		if o < p.start {
+			return nil, &partition.ErrExpired{Partition: id, Start: p.start}
+		}
+		ms = append(ms, p.msgs[o])
+	}
+	return ms, nil
+}
+
+func (w *world) Scan(_ context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, err := w.part(id)
+	if err != nil {
+		return err
+	}
+	for _, c := range p.cmds {
+		if c.at.Index >= from && !fn(partition.LogEntry{Index: c.at.Index, Kind: partition.Command, First: c.at.End, Data: c.cmd}) {
+			break
+		}
+	}
+	return nil
+}
+
+func (w *world) IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error) {
+	return 1, nil
+}
+
+// publish stores messages; the key - is none.
+func (w *world) publish(id partition.PartitionID, keys ...string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p := w.parts[id]
+	p.at++
+	for _, k := range keys {
+		r := record.Record{HasKey: k != "-", ID: fmt.Sprintf("%s@%d", k, len(p.msgs)), Body: []byte("body")}
+		if r.HasKey {
+			r.Key = []byte(k)
+			r.KeyHash = keyspace.Hash(7, r.Key)
+		} else {
+			r.KeyHash = mix(uint64(len(p.msgs)))
+		}
+		p.msgs = append(p.msgs, partition.Message{Offset: partition.Offset(len(p.msgs)), PublishTime: w.now, Record: r})
+		p.sizes = append(p.sizes, len(r.Key)+len(r.Body))
+	}
+	w.turn(p)
+}
+
+// advance lets time pass, stopping wherever an App asked to be woken.
+func (w *world) advance(d partition.Millis) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	end := w.now + d
+	for {
+		next := end
+		for _, id := range w.ids {
+			if wake := w.parts[id].wake; wake > w.now && wake < next {
+				next = wake
+			}
+		}
+		w.now = next
+		for _, id := range w.ids {
+			w.turn(w.parts[id])
+		}
+		if w.now == end {
+			return
+		}
+	}
+}
+
+func (w *world) shell() *Shell {
+	s := newShell(w, 42)
+	s.Now = func() partition.Millis {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.now
+	}
+	return s
+}
