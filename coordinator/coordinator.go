@@ -54,6 +54,8 @@ type Host interface {
 	Post(id partition.PartitionID, ev any) error
 }
 
+var _ Host = (*partition.Host)(nil)
+
 // Coordinator is the hand for callers: it validates, proposes, and reads maps.
 // It has no goroutine and is safe for concurrent use.
 //

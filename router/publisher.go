@@ -95,8 +95,9 @@ func (p *Publisher) Submit(req Request) (*Call, error) {
 		return nil, err
 	}
 	c := newCall(len(req.Records))
+	var scratch []record.Record
 	for _, part := range p.route(&req, c.results) {
-		p.send(c, &req, part)
+		scratch = p.send(c, &req, part, scratch)
 	}
 	c.sent()
 	return c, nil
@@ -252,22 +253,23 @@ func fieldOf(r *record.Record) string {
 
 // send gives one partition its messages, in as few batches as the limits allow.
 // When one batch is not taken, the rest of the partition is not sent either:
-// it would overtake.
-func (p *Publisher) send(c *Call, req *Request, pt part) {
+// it would overtake. recs is room for one batch's records, handed from partition
+// to partition.
+func (p *Publisher) send(c *Call, req *Request, pt part, recs []record.Record) []record.Record {
 	meta := record.Meta{ProducerID: req.ProducerID}
 	if p.cfg.Now != nil {
 		meta.PublishTime = p.cfg.Now()
 	}
 	empty := record.Size(meta, nil)
-	recs := make([]record.Record, 0, len(pt.members))
 	for rest := pt.members; len(rest) > 0; {
 		recs = recs[:0]
 		size := empty
 		for _, i := range rest {
-			size += record.Size(meta, req.Records[i:i+1]) - empty
-			if len(recs) > 0 && size > record.MaxBatchBytes {
+			more := record.Size(meta, req.Records[i:i+1]) - empty
+			if len(recs) > 0 && size+more > record.MaxBatchBytes {
 				break
 			}
+			size += more
 			recs = append(recs, req.Records[i])
 		}
 		batch := rest[:len(recs)]
@@ -276,13 +278,14 @@ func (p *Publisher) send(c *Call, req *Request, pt part) {
 			meta.FirstSequence = req.FirstSequence + uint64(batch[0])
 		}
 		c.begin(batch)
-		err := p.log.PublishAsync(req.Table.Target(pt.number).ID, record.Append(nil, meta, recs), func(stored []Stored, err error) {
+		err := p.log.PublishAsync(req.Table.Target(pt.number).ID, record.Append(make([]byte, 0, size), meta, recs), func(stored []Stored, err error) {
 			c.answer(pt.number, batch, stored, err)
 		})
 		if err != nil {
 			c.answer(pt.number, batch, nil, err)
 			c.notSent(rest, batch[0], err)
-			return
+			break
 		}
 	}
+	return recs
 }

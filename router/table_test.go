@@ -53,14 +53,14 @@ func TestLookupAgainstWalk(t *testing.T) {
 }
 
 func TestTableRefusesHoles(t *testing.T) {
-	ts := []Target{{1, Range{0, 10}}, {2, Range{12, math.MaxUint64}}}
+	ts := []Target{{1, Range{First: 0, Last: 10}}, {2, Range{First: 12, Last: math.MaxUint64}}}
 	if _, err := NewTable(3, 0, ts); err == nil {
 		t.Fatal("a hash without an owner was accepted")
 	}
 }
 
 func TestTableIsItsOwn(t *testing.T) {
-	ts := []Target{{1, Range{0, math.MaxUint64}}}
+	ts := []Target{{1, Range{First: 0, Last: math.MaxUint64}}}
 	table, err := NewTable(3, 9, ts)
 	if err != nil {
 		t.Fatal(err)
