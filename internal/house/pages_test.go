@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"go/ast"
 	"go/format"
+	"io/fs"
 	"os"
 	"path"
 	"path/filepath"
@@ -237,6 +238,68 @@ func TestPromisesAreBorne(t *testing.T) {
 	for _, m := range namedTest.FindAllStringSubmatch(page, -1) {
 		if !functions[m[1]] {
 			t.Errorf("docs/promises.md names %s, which does not exist: correct the name, or say %q", m[1], noTest)
+			continue
+		}
+		if sub := strings.TrimPrefix(m[2], "/"); sub != "" && !subtestExists(t, path.Dir(m[1])+"/"+strings.SplitN(path.Base(m[1]), ".", 2)[0], sub) {
+			t.Errorf("docs/promises.md names %s%s, but no test data and no test of that package has the name %s", m[1], m[2], sub)
+		}
+	}
+}
+
+// subtestExists looks for a part of a test by its name: a file of the package's
+// test data, or a string in its test files.
+func subtestExists(t *testing.T, pkg, name string) bool {
+	t.Helper()
+	pkg = strings.TrimPrefix(pkg, "./")
+	for _, f := range tree(t) {
+		if f.test && f.pkg == pkg && strings.Contains(string(f.source), `"`+name+`"`) {
+			return true
+		}
+	}
+	found := false
+	_ = filepath.WalkDir(filepath.Join(root, filepath.FromSlash(pkg), "testdata"), func(p string, d fs.DirEntry, err error) error {
+		if err == nil && !d.IsDir() && strings.TrimSuffix(d.Name(), filepath.Ext(d.Name())) == strings.TrimSuffix(name, filepath.Ext(name)) {
+			found = true
+		}
+		return nil // no folder is no test data
+	})
+	return found
+}
+
+// TestEveryPageIsReachable follows the links from README.md: a page that nobody
+// links to is not read.
+func TestEveryPageIsReachable(t *testing.T) {
+	links := make(map[string][]string)
+	err := walk(".md", func(name string, content []byte) error {
+		text := codeSpan.ReplaceAllString(fenceBlock.ReplaceAllString(string(content), ""), "")
+		for _, m := range link.FindAllStringSubmatch(text, -1) {
+			file, _, _ := strings.Cut(m[1], "#")
+			if file != "" && !strings.Contains(file, "://") {
+				links[name] = append(links[name], path.Join(path.Dir(name), file))
+			}
+		}
+		if _, ok := links[name]; !ok {
+			links[name] = nil
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	reached := map[string]bool{"README.md": true}
+	for todo := []string{"README.md"}; len(todo) > 0; {
+		next := todo[0]
+		todo = todo[1:]
+		for _, to := range links[next] {
+			if !reached[to] {
+				reached[to] = true
+				todo = append(todo, to)
+			}
+		}
+	}
+	for name := range links {
+		if !reached[name] {
+			t.Errorf("%s is linked from nowhere: link it from README.md, docs/README.md or a page that these lead to", name)
 		}
 	}
 }
