@@ -76,6 +76,9 @@ func (g *demoGroup) work(ctx context.Context, name string, crashes bool) error {
 	}
 	for ctx.Err() == nil {
 		got, err := m.receive(ctx, newRequestID(), 100, time.Second)
+		if ctx.Err() != nil {
+			break
+		}
 		if err != nil {
 			return err
 		}

@@ -327,7 +327,7 @@ func (a *app) groupAlter() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "alter TOPIC GROUP",
 		Short: "Change a group's policy",
-		Long:  `Changes what is given of the policy; the rest stays. Every partition has taken it
+		Long: `Changes what is given of the policy; the rest stays. Every partition has taken it
 up in its log when the command ends.`,
 		Example: `  strandmq group alter orders billing --max-attempts 10
   strandmq group alter orders billing --ack-deadline 2m --on-exhaustion park`,

@@ -186,6 +186,11 @@ func TestPlanted(t *testing.T) {
 				Event{Kind: SettleCall, Call: 90, Group: "g", Settlements: []Settlement{{"a1/1", Nack}}},
 				Event{Kind: SettleReturn, Call: 90, Group: "g", Settled: []Settled{{}}})
 		}},
+		{"repeated ack refused", "P6: group g: the ack that settled 1/0 was refused when it was repeated", func(h *History) {
+			h.insert(SettleCall, 3,
+				Event{Kind: SettleCall, Call: 90, Group: "g", Settlements: []Settlement{{"b1/1", Ack}}},
+				Event{Kind: SettleReturn, Call: 90, Group: "g", Settled: []Settled{{Refused: true}}})
+		}},
 		{"again after its ack", "P6: group g: 1/0 was handed out again after its confirmed ack", func(h *History) {
 			h.insert(ReceiveCall, 1, receive(90, "n", out(Place{1, 0}, "b1", 2, "b1/2"))...)
 		}},

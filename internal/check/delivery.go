@@ -122,6 +122,7 @@ func (j *judge) handOuts(g Group, lives map[Place]*life) map[string]owner {
 }
 
 func (j *judge) settlements(g Group, lives map[Place]*life, tokens map[string]owner) {
+	acked := map[string]int{} // by token: where its ack was confirmed
 	for _, c := range j.order {
 		if c.first.Kind != SettleCall || c.first.Group != g.Name {
 			continue
@@ -138,7 +139,15 @@ func (j *judge) settlements(g Group, lives map[Place]*life, tokens map[string]ow
 			}
 			known := c.last != nil
 			if known && c.last.Settled[n].Refused {
+				if at, was := acked[s.Token]; was && s.Action == Ack && at < c.begin && !replayed(o.life) {
+					j.say("P6", "group %s: the ack that settled %v was refused when it was repeated", g.Name, o.life.place)
+				}
 				continue
+			}
+			if known && s.Action == Ack {
+				if at, was := acked[s.Token]; !was || c.end < at {
+					acked[s.Token] = c.end
+				}
 			}
 			ends := s.Action == Ack || s.Action == Reject ||
 				s.Action == Nack && g.MaxAttempts > 0 && o.out.attempt >= g.MaxAttempts
@@ -165,6 +174,11 @@ func (j *judge) settlements(g Group, lives map[Place]*life, tokens map[string]ow
 			}
 		}
 	}
+}
+
+// replayed tells whether a message was handed out again from dead letters.
+func replayed(l *life) bool {
+	return slices.ContainsFunc(l.outs, func(o *handOut) bool { return o.replayed })
 }
 
 func (j *judge) deadLetters(g Group, lives map[Place]*life) {

@@ -1,0 +1,486 @@
+//go:build unix
+
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"fmt"
+	"hash/fnv"
+	"math/rand/v2"
+	"net"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/internal/check"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// TestKill kills the real binary again and again while publishers and members
+// of two groups work, lets it drain, and judges the whole history: P1 to P9.
+//
+// STRANDMQ_KILLS says how often (default 10), STRANDMQ_SEED which run.
+func TestKill(t *testing.T) {
+	if testing.Short() {
+		t.Skip("runs processes")
+	}
+	kills := envNumber(t, "STRANDMQ_KILLS", 10)
+	seed := envNumber(t, "STRANDMQ_SEED", int(time.Now().UnixNano()%1_000_000))
+	t.Logf("STRANDMQ_KILLS=%d STRANDMQ_SEED=%d", kills, seed)
+	p := startProcess(t)
+	s := &storm{t: t, api: dial(p.url), seed: uint64(seed), ctx: t.Context()}
+	s.setUp()
+	publishing, stopPublishing := context.WithCancel(t.Context())
+	consuming, stopConsuming := context.WithCancel(t.Context())
+	defer stopConsuming()
+	defer stopPublishing()
+	var publishers, members sync.WaitGroup
+	for i := range 4 {
+		publishers.Go(func() { s.publisher(publishing, i) })
+	}
+	for _, g := range s.groups {
+		for i := range 3 {
+			members.Go(func() { s.member(consuming, g, i) })
+		}
+	}
+	r := s.random(99)
+	for range kills {
+		time.Sleep(time.Duration(200+r.IntN(500)) * time.Millisecond) // the load between two kills
+		p.kill()
+		p.start()
+	}
+	stopPublishing()
+	publishers.Wait()
+	s.drain()
+	stopConsuming()
+	members.Wait()
+	h := s.history()
+	lost, refused := 0, 0
+	for _, e := range h.Events {
+		if e.Lost {
+			lost++
+		}
+		for _, x := range e.Settled {
+			if x.Refused {
+				refused++
+			}
+		}
+	}
+	t.Logf("%d events, %d answers lost, %d settlements refused, %d messages in the log", len(h.Events), lost, refused, len(h.Log))
+	for _, g := range h.Groups {
+		t.Logf("group %s: %d dead letters", g.Name, len(g.Dead))
+	}
+	if len(h.Log) < 100 || lost < kills {
+		t.Errorf("too little happened for the run to prove anything")
+	}
+	violations := check.Promises(h)
+	for _, v := range violations[:min(20, len(violations))] {
+		t.Error(v)
+	}
+	if len(violations) > 20 {
+		t.Errorf("and %d more", len(violations)-20)
+	}
+	if t.Failed() {
+		p.showLog()
+	}
+}
+
+func envNumber(t *testing.T, name string, otherwise int) int {
+	v := os.Getenv(name)
+	if v == "" {
+		return otherwise
+	}
+	n, err := strconv.Atoi(v)
+	if err != nil {
+		t.Fatalf("%s=%q: %v", name, v, err)
+	}
+	return n
+}
+
+// process is the broker's process and the binary that it runs.
+type process struct {
+	t        *testing.T
+	binary   string
+	dir      string
+	url      string
+	listen   string
+	cmd      *exec.Cmd
+	log      bytes.Buffer
+	starting int
+}
+
+func startProcess(t *testing.T) *process {
+	p := &process{t: t, dir: t.TempDir()}
+	p.binary = filepath.Join(p.dir, "strandmq")
+	build := exec.Command("go", "build", "-o", p.binary, ".")
+	if out, err := build.CombinedOutput(); err != nil {
+		t.Fatalf("go build: %v\n%s", err, out)
+	}
+	// A port that stays the same over restarts, so that clients find it again.
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.listen = l.Addr().String()
+	p.url = "http://" + p.listen
+	l.Close()
+	p.start()
+	t.Cleanup(p.kill)
+	return p
+}
+
+// start starts the broker and waits until it serves.
+func (p *process) start() {
+	p.starting++
+	p.cmd = exec.Command(p.binary, "serve", "--data", filepath.Join(p.dir, "data"), "--listen", p.listen, "--log-level", "warn")
+	p.cmd.Stderr = &p.log
+	if err := p.cmd.Start(); err != nil {
+		p.t.Fatal(err)
+	}
+	api := dial(p.url)
+	deadline := time.Now().Add(30 * time.Second)
+	for {
+		if _, err := ask(p.t.Context(), api.node.NodeInfo, &strandmqv1.NodeInfoRequest{}); err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			p.kill()
+			p.t.Fatalf("start %d: the broker does not serve:\n%s", p.starting, p.log.String())
+		}
+		time.Sleep(10 * time.Millisecond) // between two looks
+	}
+}
+
+// kill ends the process at once, as a crash does.
+func (p *process) kill() {
+	_ = p.cmd.Process.Signal(syscall.SIGKILL)
+	_ = p.cmd.Wait()
+}
+
+func (p *process) showLog() {
+	log := p.log.Bytes()
+	p.t.Logf("the broker's log, its end:\n%s", log[max(0, len(log)-8000):])
+}
+
+// storm is the workload, and the record of it.
+type storm struct {
+	t      *testing.T
+	ctx    context.Context
+	api    *clients
+	seed   uint64
+	groups []check.Group
+
+	mu     sync.Mutex
+	calls  int
+	events []check.Event
+}
+
+const stormTopic = "storm"
+
+func (s *storm) random(n int) *rand.Rand { return rand.New(rand.NewPCG(s.seed, uint64(n))) }
+
+// begin records the beginning of a call and gives its number.
+func (s *storm) begin(e check.Event) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls++
+	e.Call = s.calls
+	s.events = append(s.events, e)
+	return e.Call
+}
+
+func (s *storm) end(e check.Event) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.events = append(s.events, e)
+}
+
+func (s *storm) setUp() {
+	if _, err := ask(s.ctx, s.api.topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: stormTopic, Partitions: 4}); err != nil {
+		s.t.Fatal(err)
+	}
+	// One group meets failures, the other must not notice.
+	s.groups = []check.Group{
+		{Name: "work", MaxAttempts: 4, Keyed: true, Drained: true},
+		{Name: "calm", MaxAttempts: 0, Keyed: true, Drained: true},
+	}
+	for _, g := range s.groups {
+		if _, err := ask(s.ctx, s.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{
+			Topic: stormTopic, Group: g.Name, Policy: &strandmqv1.GroupPolicy{
+				MaxAttempts: proto.Uint32(g.MaxAttempts), BackoffMs: proto.Int64(10), BackoffMaxMs: proto.Int64(50),
+				AckDeadlineMs: proto.Int64(2000),
+			},
+		}); err != nil {
+			s.t.Fatal(err)
+		}
+	}
+}
+
+// publisher publishes small batches over its own keys, one after the other, and
+// sends a batch again until it is answered.
+func (s *storm) publisher(ctx context.Context, n int) {
+	r := s.random(n)
+	for count := 0; ctx.Err() == nil; {
+		var list []check.Message
+		for range 1 + r.IntN(20) {
+			count++
+			list = append(list, check.Message{
+				Key: fmt.Sprintf("k%d-%d", n, r.IntN(8)), ID: fmt.Sprintf("%d-%d", n, count), Body: fmt.Sprintf("body %d of %d", count, n),
+			})
+		}
+		// Some are sent twice although they were answered.
+		for again := true; again; again = again && r.IntN(20) == 0 {
+			for !s.publish(list) {
+				time.Sleep(5 * time.Millisecond) // the broker is away
+			}
+		}
+		time.Sleep(time.Duration(r.IntN(4)) * time.Millisecond) // spreads the load
+	}
+}
+
+// publish sends one batch and records it. False: the outcome is unknown.
+func (s *storm) publish(list []check.Message) bool {
+	req := &strandmqv1.PublishRequest{Topic: stormTopic}
+	for _, m := range list {
+		req.Messages = append(req.Messages, &strandmqv1.Message{
+			KeyKind: &strandmqv1.Message_Key{Key: m.Key}, Id: m.ID, Body: &strandmqv1.Message_Text{Text: m.Body},
+		})
+	}
+	call := s.begin(check.Event{Kind: check.PublishCall, Messages: list})
+	ctx, cancel := context.WithTimeout(s.ctx, 5*time.Second)
+	defer cancel()
+	res, err := s.api.publish.Publish(ctx, req)
+	e := check.Event{Kind: check.PublishReturn, Call: call, Lost: err != nil}
+	ok := err == nil
+	for _, r := range res.GetResults() {
+		if r.GetProblem() != nil {
+			// Refused, or not known to be stored: as good as no answer.
+			ok = false
+			e.Lost = true
+		}
+		e.Receipts = append(e.Receipts, check.Receipt{
+			Place:     check.Place{Partition: r.GetReceipt().GetPartition(), Offset: r.GetReceipt().GetOffset()},
+			Duplicate: r.GetReceipt().GetDuplicate(),
+		})
+	}
+	s.end(e)
+	return ok
+}
+
+// chance is a fixed property of a message, so that a poisonous one stays so.
+func chance(id string, of uint32) bool {
+	h := fnv.New32a()
+	h.Write([]byte(id))
+	return h.Sum32()%of == 0
+}
+
+// member works in a group until told to stop: it receives, settles, sometimes
+// forgets everything and comes back, and sometimes uses tokens of the past.
+func (s *storm) member(ctx context.Context, g check.Group, n int) {
+	r := s.random(1000 + n)
+	m := &member{api: s.api, topic: stormTopic, group: g.Name, name: fmt.Sprintf("%s-%d", g.Name, n)}
+	rejoin := func() {
+		for ctx.Err() == nil && m.join(ctx) != nil {
+			time.Sleep(5 * time.Millisecond) // the broker is away
+		}
+	}
+	rejoin()
+	var past []check.Settlement
+	request := newRequestID()
+	for ctx.Err() == nil {
+		got, err := s.receive(ctx, m, request)
+		if isReason(err, "SESSION_ENDED") {
+			rejoin()
+			request = newRequestID()
+			continue
+		}
+		if err != nil {
+			time.Sleep(5 * time.Millisecond) // the broker is away; the request id stays
+			continue
+		}
+		request = newRequestID()
+		if len(got) > 0 && r.IntN(200) == 0 {
+			rejoin() // crashed with work in its hands
+			continue
+		}
+		var list []check.Settlement
+		for _, d := range got {
+			action := check.Ack
+			if g.Name == "work" {
+				switch {
+				case chance(d.GetMessage().GetId(), 97):
+					action = check.Nack // poison
+				case d.GetAttempt() == 1 && chance(d.GetMessage().GetId(), 10):
+					action = check.Nack
+				case d.GetAttempt() == 1 && chance(d.GetMessage().GetId(), 211):
+					action = check.Reject
+				case r.IntN(50) == 0:
+					action = check.Release
+				}
+			}
+			list = append(list, check.Settlement{Token: d.GetToken(), Action: action})
+		}
+		for len(list) > 0 && ctx.Err() == nil && !s.settle(ctx, m, list) {
+			time.Sleep(5 * time.Millisecond) // the broker is away
+		}
+		// Acks of the past: repeated ones that settled, and stale ones.
+		if len(past) > 0 && r.IntN(10) == 0 {
+			old := past[r.IntN(len(past))]
+			old.Action = check.Ack
+			s.settle(ctx, m, []check.Settlement{old})
+		}
+		past = append(past, list...)
+		if len(past) > 500 {
+			past = past[len(past)-500:]
+		}
+	}
+}
+
+func (s *storm) receive(ctx context.Context, m *member, request string) ([]*strandmqv1.Delivery, error) {
+	call := s.begin(check.Event{Kind: check.ReceiveCall, Group: m.group, Member: m.name})
+	e := check.Event{Kind: check.ReceiveReturn, Call: call, Group: m.group, Member: m.name}
+	limit, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	got, err := m.receive(limit, request, 20, 200*time.Millisecond)
+	e.Lost = err != nil
+	for _, d := range got {
+		msg := d.GetMessage()
+		e.Deliveries = append(e.Deliveries, check.Delivery{
+			Place:   check.Place{Partition: d.GetPartition(), Offset: d.GetOffset()},
+			Message: check.Message{Key: msg.GetKey(), ID: msg.GetId(), Body: msg.GetText()},
+			Attempt: d.GetAttempt(), Token: d.GetToken(), Replayed: d.GetReplayed(),
+		})
+	}
+	s.end(e)
+	return got, err
+}
+
+// settle settles and records it. False: the outcome is unknown.
+func (s *storm) settle(ctx context.Context, m *member, list []check.Settlement) bool {
+	wire := make([]*strandmqv1.Settlement, len(list))
+	for i, x := range list {
+		wire[i] = &strandmqv1.Settlement{Token: x.Token, Reason: "the test says so", Action: map[check.Action]strandmqv1.SettleAction{
+			check.Ack:     strandmqv1.SettleAction_SETTLE_ACTION_ACK,
+			check.Nack:    strandmqv1.SettleAction_SETTLE_ACTION_NACK,
+			check.Reject:  strandmqv1.SettleAction_SETTLE_ACTION_REJECT,
+			check.Release: strandmqv1.SettleAction_SETTLE_ACTION_RELEASE,
+		}[x.Action]}
+	}
+	call := s.begin(check.Event{Kind: check.SettleCall, Group: m.group, Member: m.name, Settlements: slices.Clone(list)})
+	limit, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	results, err := m.settle(limit, wire)
+	e := check.Event{Kind: check.SettleReturn, Call: call, Group: m.group, Member: m.name, Lost: err != nil}
+	known := err == nil
+	for _, r := range results {
+		reason := r.GetProblem().GetReason()
+		switch reason {
+		case "", "STALE_DELIVERY", "SESSION_ENDED", "BAD_TOKEN", "UNKNOWN_MESSAGE":
+		default:
+			known, e.Lost = false, true // not known to be refused
+		}
+		if reason == "BAD_TOKEN" {
+			s.t.Errorf("a token of the broker's own making was called bad: %s", r.GetProblem().GetMessage())
+		}
+		e.Settled = append(e.Settled, check.Settled{Refused: r.GetProblem() != nil, Dead: r.GetDeadLettered()})
+	}
+	s.end(e)
+	return known
+}
+
+// drain waits until both groups have nothing left.
+func (s *storm) drain() {
+	deadline := time.Now().Add(90 * time.Second)
+	for _, g := range s.groups {
+		for {
+			res, err := ask(s.ctx, s.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: stormTopic, Group: g.Name})
+			if err == nil && res.GetCounts().GetLag() == 0 {
+				break
+			}
+			if time.Now().After(deadline) {
+				raw, _ := marshal(res)
+				s.t.Fatalf("group %s does not drain: %v\n%s", g.Name, err, raw)
+			}
+			time.Sleep(50 * time.Millisecond) // between two looks
+		}
+	}
+}
+
+// history reads the log and the dead letters back and closes the record.
+func (s *storm) history() check.History {
+	h := check.History{Events: s.events, Log: s.readBack(), Groups: s.groups}
+	for i := range h.Groups {
+		token := ""
+		for {
+			res, err := ask(s.ctx, s.api.dead.ListDeadLetters, &strandmqv1.ListDeadLettersRequest{
+				Topic: stormTopic, Group: h.Groups[i].Name, PageSize: 1000, PageToken: token,
+			})
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			for _, d := range res.GetDeadLetters() {
+				msg := d.GetMessage()
+				h.Groups[i].Dead = append(h.Groups[i].Dead, check.Dead{
+					Place:    check.Place{Partition: d.GetPartition(), Offset: d.GetOffset()},
+					Message:  check.Message{Key: msg.GetKey(), ID: msg.GetId(), Body: msg.GetText()},
+					Attempts: d.GetAttempts(),
+				})
+			}
+			if token = res.GetNextPageToken(); token == "" {
+				break
+			}
+		}
+	}
+	return h
+}
+
+// readBack reads every message with a group of its own.
+func (s *storm) readBack() (log []check.Stored) {
+	const group = "readback"
+	if _, err := ask(s.ctx, s.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{
+		Topic: stormTopic, Group: group, Policy: &strandmqv1.GroupPolicy{Mode: strandmqv1.GroupMode_GROUP_MODE_NONE, AtMostOnce: proto.Bool(true)},
+	}); err != nil {
+		s.t.Fatal(err)
+	}
+	m := &member{api: s.api, topic: stormTopic, group: group, name: "reader"}
+	if err := m.join(s.ctx); err != nil {
+		s.t.Fatal(err)
+	}
+	for {
+		got, err := m.receive(s.ctx, newRequestID(), 1000, 500*time.Millisecond)
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		for _, d := range got {
+			msg := d.GetMessage()
+			log = append(log, check.Stored{
+				Place:   check.Place{Partition: d.GetPartition(), Offset: d.GetOffset()},
+				Message: check.Message{Key: msg.GetKey(), ID: msg.GetId(), Body: msg.GetText()},
+			})
+		}
+		if len(got) > 0 {
+			continue
+		}
+		res, err := ask(s.ctx, s.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: stormTopic, Group: group})
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		if res.GetCounts().GetLag() == 0 {
+			break
+		}
+	}
+	slices.SortFunc(log, func(a, b check.Stored) int {
+		return cmp.Or(cmp.Compare(a.Place.Partition, b.Place.Partition), cmp.Compare(a.Place.Offset, b.Place.Offset))
+	})
+	return log
+}
