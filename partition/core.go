@@ -141,13 +141,18 @@ func (c *core) post(id PartitionID, ev any) bool {
 	return true
 }
 
-// view calls fn with a group's App as it is.
+// view calls fn with a group's App as it is, with every event taken.
 func (c *core) view(id PartitionID, fn func(App, Position)) error {
 	g, err := c.group(id)
 	if err != nil {
 		return err
 	}
-	if err := c.guard(g, func() error { fn(g.app, g.log.Position()); return nil }); err != nil {
+	err = c.guard(g, func() error {
+		g.takeEvents() // they came before
+		fn(g.app, g.log.Position())
+		return nil
+	})
+	if err != nil {
 		c.fail(g, err)
 		return g.fault
 	}

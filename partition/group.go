@@ -88,16 +88,7 @@ type group struct {
 // turn does what there is to do. A panic of raft or of the App ends the
 // partition, not the node: the caller recovers it.
 func (g *group) turn(now Millis) error {
-	for len(g.events) > 0 {
-		ev := g.events[0]
-		g.events[0] = nil
-		g.events = g.events[1:]
-		g.c.taken = append(g.c.taken, g.shelf)
-		g.app.Event(ev)
-		g.driveDue = true
-	}
-	g.events = nil
-
+	g.takeEvents()
 	g.propose()
 	if err := g.ready(); err != nil {
 		return err
@@ -130,6 +121,19 @@ func (g *group) turn(now Millis) error {
 		return g.makeCheckpoint()
 	}
 	return nil
+}
+
+// takeEvents gives the App the events that are queued.
+func (g *group) takeEvents() {
+	for len(g.events) > 0 {
+		ev := g.events[0]
+		g.events[0] = nil
+		g.events = g.events[1:]
+		g.c.taken = append(g.c.taken, g.shelf)
+		g.app.Event(ev)
+		g.driveDue = true
+	}
+	g.events = nil
 }
 
 // makeCheckpoint puts the App's state into the batch, with the position that it
@@ -397,7 +401,10 @@ func (g *group) applyEntry(e *raftpb.Entry) error {
 }
 
 func (g *group) applyItem(index Index, kind EntryKind, x item) error {
-	a := answer{p: g.waiter(x.id)}
+	// Its proposal stays among the waiting until it is applied: if it cannot
+	// be, its caller is told like the others.
+	mine := g.isNext(x.id)
+	var a answer
 	switch kind {
 	case Batches:
 		b, rest, err := record.View(x.data)
@@ -419,16 +426,17 @@ func (g *group) applyItem(index Index, kind EntryKind, x item) error {
 		}
 	}
 	g.driveDue = true
-	if a.p != nil {
+	if mine {
+		a.p = g.waiting.pop()
 		g.answer(a)
 	}
 	return nil
 }
 
-// waiter returns the proposal that an applied item is, if it came from here.
-// They are applied in the order of proposing; one that is passed over has
-// vanished.
-func (g *group) waiter(id uint64) *proposal {
+// isNext tells whether an item is a proposal from here; then it is the first of
+// the waiting. They are applied in the order of proposing, so one that is passed
+// over has vanished.
+func (g *group) isNext(id uint64) bool {
 	for i := range g.waiting.len() {
 		if g.waiting.at(i).id != id {
 			continue
@@ -436,9 +444,9 @@ func (g *group) waiter(id uint64) *proposal {
 		for range i {
 			g.answer(answer{p: g.waiting.pop(), err: &ErrUnknown{Partition: g.id, Why: "the proposal vanished"}})
 		}
-		return g.waiting.pop()
+		return true
 	}
-	return nil
+	return false
 }
 
 func (g *group) applyConf(e *raftpb.Entry) error {

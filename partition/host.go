@@ -260,8 +260,8 @@ func (h *Host) Post(id PartitionID, ev any) error {
 	return nil
 }
 
-// View calls fn with a partition's App, after everything applied so far and
-// before anything else. fn runs on the goroutine that moves every partition of
+// View calls fn with a partition's App, after everything applied and posted so
+// far and before anything else. fn runs on the goroutine that moves every partition of
 // the node: it must be quick, must not keep the App, and must not write.
 func (h *Host) View(ctx context.Context, id PartitionID, fn func(App, Position)) error {
 	if _, err := h.port(id); err != nil {
