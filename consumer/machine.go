@@ -185,16 +185,14 @@ func (g *group) floor() partition.Offset {
 }
 
 // reset moves the group and returns its floor before. Every message stays
-// counted once: what is passed over and not settled is skipped, dead letters
+// counted once: what is passed over and not settled is skipped; dead letters
 // before the new position stay, those behind it are delivered again like
-// everything there. Which of the settled messages behind it had been acked and
-// which skipped is not kept per message: they leave the acked ones first.
+// everything there.
 func (g *group) reset(at partition.Position, to partition.Offset) partition.Offset {
 	from := g.floor()
 	to = min(max(to, at.Start), at.End)
-	counted := max(to, g.start) // what of the scanned part will have to leave the counts
-	var behind uint64           // of which unsettled or dead
-	var drop []partition.Offset
+	var passed []partition.Offset // unsettled before to: skipped
+	var behind uint64             // unsettled or dead from to on: not scanned again
 	for i := range g.entries {
 		e := &g.entries[i]
 		if e.at == vacant {
@@ -203,55 +201,101 @@ func (g *group) reset(at partition.Position, to partition.Offset) partition.Offs
 		if e.history {
 			g.rows.del(rowHistory, e.offset)
 		}
+		if e.stored {
+			g.gone = append(g.gone, e.offset)
+		}
 		switch {
-		case e.replayed && e.offset < to:
+		case e.offset >= to:
+			behind++
+			if e.replayed {
+				g.rows.dropDead(e.offset, e.keyHash)
+			}
+		case e.replayed:
 			// It was dead and is not handled: it is dead again.
 			row, _, err := g.rows.dead(e.offset)
 			g.fault(err)
 			row.replaying = false
 			g.rows.putDead(e.offset, &row)
 			g.dead++
-		case e.offset < to:
-			g.skipped++
 		default:
-			if e.replayed {
-				g.rows.dropDead(e.offset, e.keyHash)
-			}
-			behind++
-		}
-		if e.stored {
-			g.gone = append(g.gone, e.offset)
+			passed = append(passed, e.offset)
 		}
 	}
-	err := g.eachDead(to, func(o partition.Offset, d deadRow) bool {
-		if !d.replaying {
-			drop = append(drop, o)
-			behind++
-			g.dead--
-		}
-		return true
-	})
-	g.fault(err)
-	for _, o := range drop {
-		row, _, err := g.rows.dead(o)
-		g.fault(err)
-		g.rows.dropDead(o, row.keyHash)
+	behind += g.dropDeadFrom(to)
+	if to < g.scanned {
+		// What is settled from there on leaves the counts.
+		settled := uint64(g.scanned-max(to, g.start)) - behind
+		skipped := g.unskipFrom(to)
+		g.skipped -= skipped
+		g.acked -= settled - skipped
 	}
-	if to >= g.scanned {
-		g.skipped += uint64(to - g.scanned)
-	} else {
-		settled := uint64(g.scanned-counted) - behind
-		acked := min(settled, g.acked)
-		g.acked -= acked
-		g.skipped -= settled - acked
-		g.expired = min(g.expired, g.skipped)
-	}
+	g.skip(passed, to)
 	g.start = min(g.start, to)
 	g.scanned = to
 	g.epoch++
 	g.sweep = true
 	g.forgetEntries()
 	return from
+}
+
+// dropDeadFrom forgets the dead letters from an offset on, and counts them.
+func (g *group) dropDeadFrom(to partition.Offset) uint64 {
+	type dead struct {
+		o    partition.Offset
+		hash uint64
+	}
+	var drop []dead
+	g.fault(g.eachDead(to, func(o partition.Offset, d deadRow) bool {
+		drop = append(drop, dead{o, d.keyHash})
+		return true
+	}))
+	for _, d := range drop {
+		g.rows.dropDead(d.o, d.hash)
+	}
+	g.dead -= uint64(len(drop))
+	return uint64(len(drop))
+}
+
+// skip notes what a reset passed over: the unsettled messages given, and those
+// that were not scanned before to.
+func (g *group) skip(passed []partition.Offset, to partition.Offset) {
+	slices.Sort(passed)
+	var r run
+	open := false
+	add := func(first, last partition.Offset) {
+		g.skipped += uint64(last - first + 1)
+		if open && r.last+1 == first {
+			r.last = last
+			return
+		}
+		if open {
+			g.rows.putRun(r)
+		}
+		r, open = run{first, last, byReset}, true
+	}
+	for _, o := range passed {
+		add(o, o)
+	}
+	if g.scanned < to {
+		add(g.scanned, to-1)
+	}
+	if open {
+		g.rows.putRun(r)
+	}
+}
+
+// unskipFrom forgets what was skipped from an offset on, and counts it.
+func (g *group) unskipFrom(to partition.Offset) (n uint64) {
+	runs, err := g.rows.runs(to, 1<<62)
+	g.fault(err)
+	for _, r := range runs {
+		g.rows.del(rowSkipped, r.last)
+		n += uint64(r.last - max(r.first, to) + 1)
+		if r.first < to {
+			g.rows.putRun(run{r.first, to - 1, r.why})
+		}
+	}
+	return n
 }
 
 // forgetEntries empties entries and queues, and builds the queues of what still

@@ -104,6 +104,9 @@ func (g *group) checkpoint() error {
 	if g.kept > g.start {
 		// Nobody can settle what retention removed.
 		_, err := sweep(g.rows, g.rows.key(rowSettled, partition.Offset(g.epoch)), g.rows.key2(rowSettled, g.epoch, g.kept))
+		if err == nil {
+			_, err = sweep(g.rows, g.rows.prefix(rowSkipped), g.rows.key(rowSkipped, g.kept))
+		}
 		if err != nil {
 			return err
 		}

@@ -105,7 +105,7 @@ func (g *group) discard(offsets []partition.Offset) (res deadResult) {
 			continue
 		}
 		g.rows.dropDead(o, row.keyHash)
-		g.rows.putException(g.epoch, o, outDiscarded, row.ordinal)
+		g.rows.putRun(run{o, o, byDiscard})
 		g.dead--
 		g.skipped++
 		g.unblock(row.keyHash, o)

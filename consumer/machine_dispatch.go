@@ -24,6 +24,9 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 		h.rebuild()
 	}
 	more := false
+	if len(h.waiters) > 0 {
+		h.asked = now
+	}
 	if !h.g.paused && len(h.waiters) > 0 && len(h.open) < maxOpenPlans {
 		cmds, more = h.makePlan(now, log, cmds)
 	}

@@ -415,11 +415,11 @@ func (g *group) take(i int32, how ending) {
 	g.touch(i)
 }
 
-// settled removes an entry for good: acked, or given up.
-func (g *group) settled(i int32, what outcome) {
+// acknowledge removes an entry for good.
+func (g *group) acknowledge(i int32) {
 	e := &g.entries[i]
-	if e.ordinal != 1 || what != outAcked {
-		g.rows.putException(g.epoch, e.offset, what, e.ordinal)
+	if e.ordinal != 1 {
+		g.rows.putException(g.epoch, e.offset, e.ordinal)
 	}
 	if e.history {
 		g.rows.del(rowHistory, e.offset)
@@ -428,11 +428,7 @@ func (g *group) settled(i int32, what outcome) {
 		g.rows.dropDead(e.offset, e.keyHash)
 		g.replaying--
 	}
-	if what == outAcked {
-		g.acked++
-	} else {
-		g.skipped++
-	}
+	g.acked++
 	g.dequeue(i)
 	g.leave(i)
 }

@@ -57,6 +57,7 @@ type hand struct {
 	next     partition.Offset // first message that no plan has looked at
 	planned  int              // hand-outs in open plans
 	pending  int              // messages in open plans that will wait
+	asked    partition.Millis // when somebody last waited for work
 	untried  int              // waiters that have to be told that all was tried
 	behind   bool             // a plan was void in part: look again at what follows
 	writer   planWriter

@@ -80,6 +80,7 @@ func (a *App) plan(at partition.Position, g *group, r *reader) {
 	case stop || o <= g.scanned:
 	case o <= at.Start && o <= at.End:
 		// Retention was faster: what it removed is lost to this group.
+		g.rows.putRun(run{g.scanned, o - 1, byExpiry})
 		g.skipped += uint64(o - g.scanned)
 		g.expired += uint64(o - g.scanned)
 		g.scanned = o
@@ -157,6 +158,6 @@ func (g *group) handed(i int32, open *openPlan, w int) {
 	}
 	if g.policy.AtMostOnce {
 		g.take(i, notEnded)
-		g.settled(i, outAcked)
+		g.acknowledge(i)
 	}
 }

@@ -16,7 +16,8 @@ import (
 //	'r' group 'd' offset                   a dead letter
 //	'r' group 'k' key hash, offset         the same, found by its key
 //	'r' group 'b' key hash                 the dead letters that park a key
-//	'r' group 'x' epoch, offset            settled otherwise than by acking hand-out 1
+//	'r' group 'x' epoch, offset            acked, but not by its first hand-out
+//	'r' group 's' last offset              a run of messages that were skipped
 //	'r' group 'm' member                   sessions that ended
 //
 // Numbers in keys are big endian, so that rows stand in order.
@@ -31,18 +32,11 @@ const (
 	rowDeadKey byte = 'k'
 	rowBlocker byte = 'b'
 	rowSettled byte = 'x'
+	rowSkipped byte = 's'
 	rowMember  byte = 'm'
 )
 
 const rowVersion = 1
-
-// outcome is how a message was settled, where that has to be remembered.
-type outcome uint8
-
-const (
-	outAcked     outcome = 1
-	outDiscarded outcome = 2
-)
 
 // rowsOf is the rows of one group.
 type rowsOf struct {
@@ -76,24 +70,81 @@ func lastOffset(key []byte) partition.Offset {
 	return partition.Offset(binary.BigEndian.Uint64(key[len(key)-8:]))
 }
 
-// Settled otherwise than by an ack of the first hand-out.
+// Acked, but not by the first hand-out.
 
-func (r rowsOf) putException(epoch uint64, o partition.Offset, what outcome, ordinal uint32) {
-	r.Put(r.key2(rowSettled, epoch, o), binary.AppendUvarint([]byte{byte(what)}, uint64(ordinal)))
+func (r rowsOf) putException(epoch uint64, o partition.Offset, ordinal uint32) {
+	r.Put(r.key2(rowSettled, epoch, o), binary.AppendUvarint(nil, uint64(ordinal)))
 }
 
-func (r rowsOf) exception(epoch uint64, o partition.Offset) (what outcome, ordinal uint32, ok bool, err error) {
+// ackedBy is which hand-out of a message an ack settled: the first, unless a
+// row says another.
+func (r rowsOf) ackedBy(epoch uint64, o partition.Offset) (ordinal uint32, err error) {
 	key := r.key2(rowSettled, epoch, o)
 	v, err := r.Get(key)
 	if err != nil || v == nil {
-		return 0, 0, false, err
+		return 1, err
 	}
 	d := reader{b: v}
-	what, ordinal = outcome(d.byte()), d.uint32()
+	ordinal = d.uint32()
 	if why := d.finish(); why != "" {
-		return 0, 0, false, &ErrRow{key, why}
+		return 0, &ErrRow{key, why}
 	}
-	return what, ordinal, true, nil
+	return ordinal, nil
+}
+
+// Skipped.
+
+// cause is why messages were skipped.
+type cause byte
+
+const (
+	byReset   cause = 1
+	byDiscard cause = 2
+	byExpiry  cause = 3
+)
+
+// run is messages that were skipped, first to last. Its key is its last offset,
+// so that the run that holds an offset is the first one from there on.
+type run struct {
+	first, last partition.Offset
+	why         cause
+}
+
+func (r rowsOf) putRun(s run) {
+	r.Put(r.key(rowSkipped, s.last), binary.AppendUvarint([]byte{byte(s.why)}, uint64(s.last-s.first)))
+}
+
+// runs lists the runs that hold an offset or a later one.
+func (r rowsOf) runs(from partition.Offset, max int) (rs []run, err error) {
+	var bad error
+	err = r.Scan(r.prefix(rowSkipped), r.key(rowSkipped, from), func(k, v []byte) bool {
+		d := reader{b: v}
+		s := run{last: lastOffset(k), why: cause(d.byte())}
+		n := d.uvarint()
+		if n > uint64(s.last) {
+			d.fail("a run from before the log")
+		}
+		s.first = s.last - partition.Offset(n)
+		if why := d.finish(); why != "" {
+			bad = &ErrRow{bytes.Clone(k), why}
+			return false
+		}
+		rs = append(rs, s)
+		return len(rs) < max
+	})
+	if err == nil {
+		err = bad
+	}
+	return rs, err
+}
+
+// skippedAt tells whether and why a message was skipped.
+func (r rowsOf) skippedAt(o partition.Offset) (why cause, ok bool, err error) {
+	rs, err := r.runs(o, 1)
+	if err != nil || len(rs) == 0 || rs[0].first > o {
+		return 0, false, err
+	}
+	return rs[0].why, true, nil
 }
 
 // Members.

@@ -48,7 +48,7 @@ func (g *group) settle(t Token, a Action, delay partition.Millis, reason []byte)
 	switch a {
 	case Ack:
 		g.take(i, notEnded)
-		g.settled(i, outAcked)
+		g.acknowledge(i)
 		return SettleResult{}
 	case Nack:
 		return SettleResult{Dead: g.fail(i, byNack, string(reason), delay)}
@@ -100,15 +100,14 @@ func (g *group) settleAgain(t Token, a Action) SettleResult {
 		}
 		return stale("the message is a dead letter")
 	}
-	what, ordinal, kept, err := g.rows.exception(g.epoch, t.Offset)
+	_, skipped, err := g.rows.skippedAt(t.Offset)
 	g.fault(err)
-	if !kept {
-		// Nothing is kept of what the first hand-out settled, which is nearly
-		// everything.
-		what, ordinal = outAcked, 1
-	}
+	// Nothing is kept of what the first hand-out settled, which is nearly
+	// everything.
+	ordinal, err := g.rows.ackedBy(g.epoch, t.Offset)
+	g.fault(err)
 	switch {
-	case what == outDiscarded:
+	case skipped:
 		return stale("the message was given up")
 	case ordinal != t.Ordinal:
 		return stale("another hand-out of the message was acked")

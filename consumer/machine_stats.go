@@ -8,10 +8,15 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-const maxStalls = 20
+const (
+	maxStalls = 20
+	// noMemberAfter is how long nobody must have asked: between two polls of a
+	// busy member there is always a moment without one.
+	noMemberAfter partition.Millis = 10_000
+)
 
 // state is the group at one position of its log.
-func (g *group) state(at partition.Position) GroupState {
+func (g *group) state(at partition.Position, now partition.Millis) GroupState {
 	s := GroupState{
 		Name: g.name, Policy: g.policy, Paused: g.paused, Position: at,
 		Start: g.start, Floor: g.floor(), Scanned: g.scanned, Epoch: g.epoch,
@@ -31,13 +36,13 @@ func (g *group) state(at partition.Position) GroupState {
 		}
 	}
 	slices.SortFunc(s.Members, func(a, b MemberHold) int { return cmp.Compare(a.Member, b.Member) })
-	s.Stalls = g.stalls(at)
+	s.Stalls = g.stalls(at, now)
 	return s
 }
 
 // stalls says what waits and why: first what holds the whole group, then the
 // keys, the oldest first.
-func (g *group) stalls(at partition.Position) []Stall {
+func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	var all []Stall
 	p := &g.policy
 	lag := g.count[ready] + g.count[deferred] + g.count[failed] + g.count[parked]
@@ -55,7 +60,7 @@ func (g *group) stalls(at partition.Position) []Stall {
 			whole("DEFERRED_LIMIT", fmt.Sprintf("%d messages wait behind blocked or slow keys, the group's max_deferred: it looks no further until some are handled", g.waiting()))
 		case g.count[inFlight] >= uint64(p.MaxInFlightPartition):
 			whole("IN_FLIGHT_LIMIT", fmt.Sprintf("%d deliveries are out, the group's max_in_flight_partition: settle some", g.count[inFlight]))
-		case g.hand != nil && g.hand.idle() && g.count[inFlight] == 0:
+		case g.hand != nil && g.hand.idle() && now-g.hand.asked > noMemberAfter && g.count[inFlight] == 0:
 			whole("NO_MEMBER", "no member asks for messages of this partition")
 		}
 	}
@@ -121,6 +126,16 @@ func (h *hand) idle() bool {
 	return true
 }
 
+// keyFull tells whether behind some key no more may wait.
+func (g *group) keyFull() bool {
+	for i := range g.keys {
+		if ks := &g.keys[i]; ks.waiting-ks.inFlight >= int32(g.policy.MaxDeferredKey) {
+			return true
+		}
+	}
+	return false
+}
+
 // whyIdle says in words why a member got nothing.
 func (g *group) whyIdle(at partition.Position) string {
 	c := &g.count
@@ -138,6 +153,12 @@ func (g *group) whyIdle(at partition.Position) string {
 		return fmt.Sprintf("%d deliveries are out, the most that the group allows in a partition", c[inFlight])
 	case !g.room() && unseen > 0:
 		return fmt.Sprintf("%d messages wait behind blocked keys, the group's limit: it looks no further until some are handled", g.waiting())
+	case g.policy.Mode == ByPartition && c[inFlight] > 0:
+		return "one message of the partition is out, and the group takes one at a time"
+	case g.policy.Mode == ByPartition && c[failed] > 0:
+		return "the partition's next message failed and waits for its next attempt"
+	case unseen > 0 && g.keyFull():
+		return fmt.Sprintf("%d messages wait behind one key, the group's limit: it looks no further until the key flows", g.policy.MaxDeferredKey)
 	case c[ready]+unseen > 0:
 		return fmt.Sprintf("%d messages can go, but not to this member: they belong to another member's share, or it holds all that it may", c[ready]+unseen)
 	case behind > 0:
@@ -187,18 +208,24 @@ func (g *group) where(o partition.Offset) MessageInGroup {
 		}
 		return res
 	}
-	what, _, ok, err := g.rows.exception(g.epoch, o)
+	why, skipped, err := g.rows.skippedAt(o)
 	switch {
 	case err != nil:
 		res.State, res.Detail = "unknown", err.Error()
-	case o >= g.scanned:
-		res.State = "not-scanned"
 	case o < g.start:
 		res.State, res.Detail = "skipped", "before the group's start"
-	case ok && what == outDiscarded:
-		res.State, res.Detail = "skipped", "discarded"
-	case g.epoch > 0 && !ok:
-		res.State, res.Detail = "acked", "or passed over by a reset"
+	case o >= g.scanned:
+		res.State = "not-scanned"
+	case skipped:
+		res.State = "skipped"
+		switch why {
+		case byDiscard:
+			res.Detail = "discarded"
+		case byExpiry:
+			res.Detail = "removed by retention before the group saw it"
+		default:
+			res.Detail = "passed over by a reset"
+		}
 	default:
 		res.State = "acked"
 	}

@@ -36,8 +36,9 @@ func (s *Shell) read(pid partition.PartitionID, offsets []partition.Offset) ([]p
 // Stats gives a group's state in a partition, taken at one position of its log.
 func (s *Shell) Stats(ctx context.Context, pid partition.PartitionID, gid GroupID) (GroupState, error) {
 	var st GroupState
+	now := s.Now()
 	err := s.view(ctx, pid, gid, func(g *group, at partition.Position) error {
-		st = g.state(at)
+		st = g.state(at, now)
 		return nil
 	})
 	if err != nil {
