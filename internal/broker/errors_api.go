@@ -65,8 +65,13 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	}
 }
 
-// fail translates an error and logs it when it is ours.
+// fail translates an error and logs it when it is ours. What health checks say
+// for themselves stays.
 func (e *edge) fail(req connect.AnyRequest, err error) error {
+	var own *connect.Error
+	if errors.As(err, &own) {
+		return own
+	}
 	r := translate(err)
 	if r.reason == "INTERNAL" {
 		ref := newReference()

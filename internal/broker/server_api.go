@@ -11,6 +11,8 @@ import (
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
 	"connectrpc.com/grpcreflect"
+	"google.golang.org/protobuf/reflect/protoreflect"
+	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
@@ -29,13 +31,19 @@ func (b *Broker) routes() http.Handler {
 	mux := http.NewServeMux()
 	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready}
 	data, admin := handlerOptions(e, true), handlerOptions(e, false)
-	mux.Handle(strandmqv1connect.NewPublishServiceHandler(publishAPI{b}, data...))
-	mux.Handle(strandmqv1connect.NewConsumeServiceHandler(consumeAPI{b}, data...))
-	mux.Handle(strandmqv1connect.NewTopicServiceHandler(topicAPI{b}, admin...))
-	mux.Handle(strandmqv1connect.NewGroupServiceHandler(groupAPI{b}, admin...))
-	mux.Handle(strandmqv1connect.NewDeadLetterServiceHandler(deadAPI{b}, admin...))
-	mux.Handle(strandmqv1connect.NewTraceServiceHandler(traceAPI{b}, admin...))
-	mux.Handle(strandmqv1connect.NewNodeServiceHandler(nodeAPI{b}, admin...))
+	serve := func(prefix string, h http.Handler) {
+		// Method by method, so that other answers for one that does not exist.
+		for _, method := range methodsOf(strings.Trim(prefix, "/")) {
+			mux.Handle(prefix+method, h)
+		}
+	}
+	serve(strandmqv1connect.NewPublishServiceHandler(publishAPI{b}, data...))
+	serve(strandmqv1connect.NewConsumeServiceHandler(consumeAPI{b}, data...))
+	serve(strandmqv1connect.NewTopicServiceHandler(topicAPI{b}, admin...))
+	serve(strandmqv1connect.NewGroupServiceHandler(groupAPI{b}, admin...))
+	serve(strandmqv1connect.NewDeadLetterServiceHandler(deadAPI{b}, admin...))
+	serve(strandmqv1connect.NewTraceServiceHandler(traceAPI{b}, admin...))
+	serve(strandmqv1connect.NewNodeServiceHandler(nodeAPI{b}, admin...))
 
 	plain := []connect.HandlerOption{connect.WithInterceptors(e), connect.WithReadMaxBytes(1 << 20), connect.WithCompressMinBytes(32 << 10)}
 	mux.Handle(grpchealth.NewHandler(healthCheck{b}, plain...))
@@ -47,6 +55,20 @@ func (b *Broker) routes() http.Handler {
 	b.probes(mux)
 	mux.HandleFunc("/", b.other)
 	return mux
+}
+
+// methodsOf lists the methods of a service of the protocol.
+func methodsOf(service string) []string {
+	d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service))
+	sd, ok := d.(protoreflect.ServiceDescriptor)
+	if err != nil || !ok {
+		panic("broker: no service " + service) // a slip in routes, which every test meets
+	}
+	out := make([]string, sd.Methods().Len())
+	for i := range out {
+		out[i] = string(sd.Methods().Get(i).Name())
+	}
+	return out
 }
 
 // other answers for every path that is not served.

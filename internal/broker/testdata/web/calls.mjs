@@ -1,6 +1,8 @@
 // Does a topic's main job with the clients that browsers use, over one
 // transport, and checks every answer. Usage: node calls.mjs URL TRANSPORT
 import assert from "node:assert/strict";
+import { fromJson, toJson } from "@bufbuild/protobuf";
+import { ValueSchema } from "@bufbuild/protobuf/wkt";
 import { createClient, ConnectError, Code } from "@connectrpc/connect";
 import { createConnectTransport, createGrpcWebTransport } from "@connectrpc/connect-web";
 import { PublishService } from "./gen/strandmq/v1/publish_pb.js";
@@ -60,7 +62,7 @@ const sent = await publish.publish({
   messages: [
     { keyKind: { case: "key", value: "a" }, id: "1", body: { case: "text", value: "grüß" }, headers: [
       { name: "h", valueKind: { case: "value", value: "x" } }, { name: "h", valueKind: { case: "valueBytes", value: new Uint8Array([0, 255]) } } ] },
-    { keyKind: { case: "keyBytes", value: new Uint8Array([255, 0]) }, body: { case: "json", value: { n: 1.5, list: [true, null, "x"] } } },
+    { keyKind: { case: "keyBytes", value: new Uint8Array([255, 0]) }, body: { case: "json", value: fromJson(ValueSchema, { n: 1.5, list: [true, null, "x"] }) } },
     { keyKind: { case: "key", value: "c" }, body: { case: "bytes", value: new Uint8Array([128]) } },
     { keyKind: { case: "key", value: "d" }, headers: [{ name: "not a token" }] },
   ],
@@ -80,7 +82,7 @@ assert.deepEqual(got[0].message.headers.map((h) => h.name), ["h", "h"]);
 assert.deepEqual([...got[0].message.headers[1].valueKind.value], [0, 255]);
 assert.deepEqual([...got[1].message.keyKind.value], [255, 0]);
 assert.equal(got[1].message.body.case, "json");
-assert.deepEqual(got[1].message.body.value, { n: 1.5, list: [true, null, "x"] });
+assert.deepEqual(toJson(ValueSchema, got[1].message.body.value), { n: 1.5, list: [true, null, "x"] });
 assert.deepEqual([...got[2].message.body.value], [128]);
 
 // Asked again: the same deliveries, tokens and attempts.
