@@ -159,6 +159,20 @@ func (c *core) view(id PartitionID, fn func(App, Position)) error {
 	return nil
 }
 
+// campaign makes a replica try to lead.
+func (c *core) campaign(id PartitionID) error {
+	g, err := c.group(id)
+	if err != nil {
+		return err
+	}
+	if err := c.guard(g, g.rn.Campaign); err != nil {
+		c.fail(g, err)
+		return g.fault
+	}
+	c.touch(g)
+	return nil
+}
+
 // receive takes a message from another replica.
 func (c *core) receive(id PartitionID, m *raftpb.Message) {
 	if g, err := c.group(id); err == nil {
@@ -383,15 +397,20 @@ func (c *core) fail(g *group, err error) {
 	g.since = 0
 }
 
-// create makes a partition with this node as its only voter.
-func (c *core) create(id PartitionID) error {
+// create makes a partition with these voters, this node among them. A sole
+// voter campaigns at once; others wait for a campaign or for time to pass.
+func (c *core) create(id PartitionID, voters ...NodeID) error {
 	if g := c.groups[id]; g != nil {
 		if g.fault != nil {
 			return g.fault
 		}
 		return nil
 	}
-	conf, err := proto.Marshal(&raftpb.ConfState{Voters: []uint64{uint64(c.cfg.Node)}})
+	cs := &raftpb.ConfState{}
+	for _, v := range voters {
+		cs.Voters = append(cs.Voters, uint64(v))
+	}
+	conf, err := proto.Marshal(cs)
 	if err != nil {
 		return err
 	}

@@ -109,7 +109,7 @@ func (h *Host) settle() error {
 // leads. Creating one that exists is success.
 func (h *Host) Create(ctx context.Context, id PartitionID) error {
 	return h.call(ctx, id, func(reply func(error)) {
-		if err := h.core.create(id); err != nil {
+		if err := h.core.create(id, h.cfg.Node); err != nil {
 			reply(err)
 			return
 		}
