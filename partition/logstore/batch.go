@@ -2,6 +2,7 @@ package logstore
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -27,6 +28,9 @@ type logEdit struct {
 	start logState // as the store had it when the batch first looked
 	now   logState // with what the batch did so far
 	added []link   // entries of this batch that are still part of the log
+	// rewrote tells that entries were replaced; blind, that the log was damaged
+	// and is replaced as a whole, so that start says nothing.
+	rewrote, blind bool
 }
 
 // Every Pebble batch begins with the row of the batch counter. Its value lies
@@ -72,7 +76,9 @@ func (b *Batch) Size() int {
 	return b.b.Len()
 }
 
-func (b *Batch) edit(p uint64) (*logEdit, error) {
+// edit finds or begins the edit of a log. whole is for writes that replace all
+// of it; they must work on a damaged log, too, for they are its repair.
+func (b *Batch) edit(p uint64, whole bool) (*logEdit, error) {
 	if b.err != nil {
 		return nil, b.err
 	}
@@ -88,10 +94,12 @@ func (b *Batch) edit(p uint64) (*logEdit, error) {
 		}
 	}
 	st, err := b.s.logState(p)
-	if err != nil {
+	var damaged *ErrDamaged
+	blind := whole && errors.As(err, &damaged)
+	if err != nil && !blind {
 		return nil, b.fail(err)
 	}
-	b.edits = append(b.edits, logEdit{p: p, start: st, now: st})
+	b.edits = append(b.edits, logEdit{p: p, start: st, now: st, blind: blind})
 	if b.index == nil && len(b.edits) == 32 {
 		b.index = make(map[uint64]int)
 		for i := range b.edits {
@@ -122,7 +130,7 @@ func (b *Batch) Append(p uint64, entries []Entry) error {
 	if len(entries) == 0 {
 		return b.err
 	}
-	e, err := b.edit(p)
+	e, err := b.edit(p, false)
 	if err != nil {
 		return err
 	}
@@ -153,7 +161,7 @@ func (b *Batch) Append(p uint64, entries []Entry) error {
 		// copied once here and not a second time by the batch.
 		op := b.b.SetDeferred(entryKeyLen, entryHeaderLen+len(n.Data))
 		appendEntryKey(op.Key[:0], p, n.Index)
-		crc := encodeEntry(op.Value, p, n, at.crc)
+		crc := encodeEntry(op.Value, op.Key, n, at.crc)
 		if err := op.Finish(); err != nil {
 			return b.fail(err)
 		}
@@ -191,6 +199,7 @@ func (b *Batch) overwrite(e *logEdit, first uint64) error {
 		}
 	}
 	e.added = e.added[:keep]
+	e.rewrote = true
 	if err := b.b.DeleteRange(appendEntryKey(nil, e.p, first), appendEntryKey(nil, e.p, e.now.last.index+1), nil); err != nil {
 		return b.fail(err)
 	}
@@ -201,7 +210,7 @@ func (b *Batch) overwrite(e *logEdit, first uint64) error {
 // TruncatePrefix removes the entries up to and with index to. It remembers
 // their last one's term and checksum, so that the chain goes on.
 func (b *Batch) TruncatePrefix(p, to uint64) error {
-	e, err := b.edit(p)
+	e, err := b.edit(p, false)
 	if err != nil {
 		return err
 	}
@@ -234,10 +243,11 @@ func (b *Batch) TruncatePrefix(p, to uint64) error {
 // ResetLog removes a whole log and lets it begin anew behind an entry that is
 // known from elsewhere: a snapshot.
 func (b *Batch) ResetLog(p, index, term uint64) error {
-	e, err := b.edit(p)
+	e, err := b.edit(p, true)
 	if err != nil {
 		return err
 	}
+	e.rewrote = true
 	if err := b.b.DeleteRange(appendPrefix(nil, nsEntry, p), appendPrefixEnd(nil, nsEntry, p), nil); err != nil {
 		return b.fail(err)
 	}
@@ -323,10 +333,11 @@ func (b *Batch) DeleteRange(ns Namespace, p uint64, from, to []byte) error {
 
 // DropPartition removes everything that is stored of a partition.
 func (b *Batch) DropPartition(p uint64) error {
-	e, err := b.edit(p)
+	e, err := b.edit(p, true)
 	if err != nil {
 		return err
 	}
+	e.rewrote = true
 	for _, ns := range perPartition() {
 		if err := b.b.DeleteRange(appendPrefix(nil, ns, p), appendPrefixEnd(nil, ns, p), nil); err != nil {
 			return b.fail(err)
@@ -415,6 +426,9 @@ func (s *Store) apply(b *Batch, sync bool) (n uint64, err error) {
 	defer s.commitMu.Unlock()
 	for i := range b.edits {
 		e := &b.edits[i]
+		if e.blind {
+			continue
+		}
 		st, err := s.logStateLocked(e.p)
 		if err != nil {
 			return 0, err
@@ -438,6 +452,9 @@ func (s *Store) apply(b *Batch, sync bool) (n uint64, err error) {
 			e := &b.edits[i]
 			e.now.gen = n
 			s.logs[e.p] = e.now
+			if e.rewrote {
+				s.forgetBad(e.p)
+			}
 		}
 		s.mu.Unlock()
 	}

@@ -28,15 +28,15 @@ const MaxEntryBytes = 16 << 20
 
 // An entry's value, little endian:
 //
-//	+0   crc    u32   CRC32C over partition u64, index u64, and all that follows here
+//	+0   crc    u32   CRC32C over the key and all that follows here
 //	+4   prev   u32   crc of the entry before; 0 for the first one of a log
 //	+8   term   u64
 //	+16  type   u8
 //	+17  data
 //
-// The checksum covers what names the entry too, so a value that turns up under
-// another key does not pass; and with prev it covers, link by link, everything
-// before it.
+// The checksum covers the key too, and so partition and index: a value that
+// turns up elsewhere does not pass. With prev it covers, link by link,
+// everything before it.
 const entryHeaderLen = 4 + 4 + 8 + 1
 
 var castagnoli = crc32.MakeTable(crc32.Castagnoli)
@@ -50,35 +50,35 @@ type link struct {
 
 // encodeEntry writes the value of an entry into dst, which must have room for
 // exactly the header and the data, and returns its checksum.
-func encodeEntry(dst []byte, p uint64, e *Entry, prev uint32) uint32 {
+func encodeEntry(dst, key []byte, e *Entry, prev uint32) uint32 {
 	binary.LittleEndian.PutUint32(dst[4:], prev)
 	binary.LittleEndian.PutUint64(dst[8:], e.Term)
 	dst[16] = e.Type
 	copy(dst[entryHeaderLen:], e.Data)
-	crc := entryCRC(dst, p, e.Index)
+	crc := entryCRC(key, dst)
 	binary.LittleEndian.PutUint32(dst, crc)
 	return crc
 }
 
-func entryCRC(value []byte, p, index uint64) uint32 {
-	var name [16]byte
-	binary.LittleEndian.PutUint64(name[:], p)
-	binary.LittleEndian.PutUint64(name[8:], index)
-	return crc32.Update(crc32.Checksum(name[:], castagnoli), castagnoli, value[4:])
+func entryCRC(key, value []byte) uint32 {
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value[4:])
 }
 
-// decodeEntry reads the value of entry index. Data aliases value.
-func decodeEntry(value []byte, p, index uint64) (e Entry, crc, prev uint32, err error) {
+// decodeEntry reads an entry's row. Data aliases value.
+func decodeEntry(key, value []byte) (e Entry, crc, prev uint32, err error) {
+	if len(key) != entryKeyLen {
+		return Entry{}, 0, 0, fmt.Errorf("a key of %d bytes, want %d", len(key), entryKeyLen)
+	}
 	if len(value) < entryHeaderLen {
 		return Entry{}, 0, 0, fmt.Errorf("an entry of %d bytes, shorter than its header", len(value))
 	}
 	crc = binary.LittleEndian.Uint32(value)
-	if got := entryCRC(value, p, index); got != crc {
+	if got := entryCRC(key, value); got != crc {
 		return Entry{}, 0, 0, fmt.Errorf("checksum %08x, computed %08x", crc, got)
 	}
 	return Entry{
 		Term:  binary.LittleEndian.Uint64(value[8:]),
-		Index: index,
+		Index: binary.BigEndian.Uint64(key[prefixLen:]),
 		Type:  value[16],
 		Data:  value[entryHeaderLen:],
 	}, crc, binary.LittleEndian.Uint32(value[4:]), nil

@@ -78,8 +78,13 @@ func frame(data []byte, pos, limit int, num uint32) (c chunk, ok bool) {
 	if pos+c.header+c.length > limit {
 		return c, false
 	}
-	crc := crc32.Checksum(data[pos+6:pos+c.header+c.length], castagnoli)
-	return c, sum == uint32(crc>>15|crc<<17)+0xa282ead8
+	return c, sum == maskedCRC(data[pos+6:pos+c.header+c.length])
+}
+
+// maskedCRC is the engine's form of a CRC32C.
+func maskedCRC(b []byte) uint32 {
+	crc := crc32.Checksum(b, castagnoli)
+	return (crc>>15 | crc<<17) + 0xa282ead8
 }
 
 // scanRecords calls fn with every record of a file, in order, and says how the

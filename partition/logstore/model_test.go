@@ -61,11 +61,12 @@ type run struct {
 	history map[uint64]model // by batch counter
 	now     model
 	at      uint64 // counter of now
+	large   int    // size of large entries
 	acked   uint64 // highest counter whose sync was confirmed
 }
 
 func newRun(seed uint64) *run {
-	return &run{rng: rand.New(rand.NewPCG(seed, 1)), history: map[uint64]model{1: {}}, now: model{}, at: 1, acked: 1}
+	return &run{rng: rand.New(rand.NewPCG(seed, 1)), large: 60_000, history: map[uint64]model{1: {}}, now: model{}, at: 1, acked: 1}
 }
 
 // fill puts random writes into a batch and returns what they lead to.
@@ -93,7 +94,7 @@ func (r *run) fill(b *Batch) model {
 			for range 1 + r.rng.IntN(3) {
 				size := r.rng.IntN(600)
 				if r.rng.IntN(10) == 0 {
-					size = r.rng.IntN(60_000)
+					size = r.rng.IntN(r.large)
 				}
 				data := make([]byte, size)
 				for i := range data {

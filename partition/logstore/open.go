@@ -31,6 +31,7 @@ func Open(cfg Config) (*Store, error) {
 		failedCh:   make(chan struct{}),
 		damages:    make(chan *ErrDamaged, 16),
 		told:       make(map[string]bool),
+		bad:        make(map[entryName]*ErrDamaged),
 		drained:    make(chan struct{}, 1),
 		wake:       make(chan struct{}, 1),
 	}
@@ -116,10 +117,7 @@ func (s *Store) lookAt() (fresh bool, err error) {
 		if s.cfg.MustExist || s.cfg.ReadOnly {
 			return true, &ErrNoStore{Dir: s.cfg.Dir}
 		}
-		if err := f.MkdirAll(s.cfg.Dir, 0o700); err != nil {
-			return true, s.openError(err)
-		}
-		return true, s.syncDir(f.PathDir(s.cfg.Dir))
+		return true, s.makeDir()
 	}
 	if err != nil {
 		if info, serr := f.Stat(s.cfg.Dir); serr == nil && !info.IsDir() {
@@ -157,6 +155,30 @@ func (s *Store) lookAt() (fresh bool, err error) {
 		return false, &ErrForeign{Dir: s.cfg.Dir, What: fmt.Sprintf("it holds other files, %s among them", others[0])}
 	}
 	return true, nil
+}
+
+// makeDir makes the folder, with those above it that are missing, in a way that
+// lasts: a new name is on disk only once the folder that holds it is synced.
+func (s *Store) makeDir() error {
+	f := s.cfg.FS
+	var parents []string
+	for dir := s.cfg.Dir; ; {
+		up := f.PathDir(dir)
+		parents = append(parents, up)
+		if _, err := f.Stat(up); err == nil || up == dir || up == "." || up == "" {
+			break
+		}
+		dir = up
+	}
+	if err := f.MkdirAll(s.cfg.Dir, 0o700); err != nil {
+		return s.openError(err)
+	}
+	for _, dir := range parents {
+		if err := s.syncDir(dir); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 func (s *Store) lockDir() error {

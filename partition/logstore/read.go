@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -43,9 +44,17 @@ func (s *Store) logStateLocked(p uint64) (logState, error) {
 	if ok {
 		return st, nil
 	}
+	// Index 0 stands for the log as a whole: no entry has it.
+	if d := s.knownBad(p, 0); d != nil {
+		return logState{}, d
+	}
 	st, found, err := s.readLogState(p)
-	if err != nil || !found {
+	if err != nil {
+		s.rememberBad(p, 0, err)
 		return st, err
+	}
+	if !found {
+		return st, nil
 	}
 	s.mu.Lock()
 	s.logs[p] = st
@@ -91,7 +100,7 @@ func (s *Store) readLogState(p uint64) (st logState, found bool, err error) {
 		if err != nil {
 			return st, false, s.readError(err, Range{Partition: p, Low: index, High: index})
 		}
-		e, crc, _, err := decodeEntry(value, p, index)
+		e, crc, _, err := decodeEntry(it.Key(), value)
 		if err != nil {
 			return st, false, s.damaged("an entry is not what was written", err, Range{Partition: p, Low: index, High: index})
 		}
@@ -259,11 +268,16 @@ func (s *Store) scan(p, lo, hi uint64, st logState, fn func(e Entry, crc uint32)
 			return next, s.damaged("entries are missing", nil, Range{Partition: p, Low: next, High: index - 1})
 		}
 		here := Range{Partition: p, Low: index, High: index}
+		if d := s.knownBad(p, index); d != nil {
+			return next, d
+		}
 		value, err := it.ValueAndErr()
 		if err != nil {
-			return next, s.readError(err, here)
+			err = s.readError(err, here)
+			s.rememberBad(p, index, err)
+			return next, err
 		}
-		e, crc, prev, err := decodeEntry(value, p, index)
+		e, crc, prev, err := decodeEntry(it.Key(), value)
 		if err != nil {
 			return next, s.damaged("an entry is not what was written", err, here)
 		}
@@ -441,7 +455,45 @@ func (s *Store) Partitions() ([]uint64, error) {
 		return nil, err
 	}
 	defer s.leave()
-	return partitionsOf(s.db)
+	ps, err := partitionsOf(s.db)
+	if err != nil {
+		return nil, s.readError(err, Range{})
+	}
+	return ps, nil
+}
+
+// entryName is a place in a log.
+type entryName struct{ partition, index uint64 }
+
+// knownBad returns the damage of an entry that was found before. Pebble, when a
+// block does not match its checksum, tries every single bit of it; for a large
+// entry that takes half a minute of a core, and reading it again must not cost
+// that again.
+func (s *Store) knownBad(p, index uint64) *ErrDamaged {
+	s.damageMu.Lock()
+	defer s.damageMu.Unlock()
+	return s.bad[entryName{p, index}]
+}
+
+func (s *Store) rememberBad(p, index uint64, err error) {
+	var d *ErrDamaged
+	if !errors.As(err, &d) {
+		return
+	}
+	s.damageMu.Lock()
+	defer s.damageMu.Unlock()
+	if len(s.bad) < 10_000 {
+		s.bad[entryName{p, index}] = d
+	}
+}
+
+// forgetBad drops what is known of a log that was written to.
+func (s *Store) forgetBad(p uint64) {
+	s.damageMu.Lock()
+	defer s.damageMu.Unlock()
+	if len(s.bad) > 0 {
+		maps.DeleteFunc(s.bad, func(n entryName, _ *ErrDamaged) bool { return n.partition == p })
+	}
 }
 
 // noteDamage tells of damage found by a read, once per file or range.
@@ -457,7 +509,8 @@ func (s *Store) damaged(what string, err error, r Range) *ErrDamaged {
 }
 
 // readError gives an error of Pebble's read path its type. A table that is gone
-// is damage like one that does not read.
+// is damage like one that does not read. Where no range is known, that of the
+// damaged file's keys is taken.
 func (s *Store) readError(err error, r Range) error {
 	if err == nil {
 		return s.damaged("rows vanished", nil, r)
@@ -466,6 +519,9 @@ func (s *Store) readError(err error, r Range) error {
 		d := s.damaged("stored data does not read", err, r)
 		if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
 			d.File = s.cfg.FS.PathBase(info.Path)
+			if r == (Range{}) {
+				d.Ranges = rangesBetween(info.Bounds.Start, info.Bounds.End.Key)
+			}
 		}
 		s.reportDamage(d)
 		return d

@@ -14,7 +14,7 @@ import (
 
 // Store is the open store of a node. All methods may be called concurrently.
 //
-// Lock order: commitMu, then mu. The witness has a lock of its own that is
+// Lock order: commitMu, then mu, then damageMu. The witness has a lock of its own that is
 // taken last.
 type Store struct {
 	cfg        Config
@@ -43,7 +43,8 @@ type Store struct {
 	failedCh chan struct{}             // closed with it
 	damages  chan *ErrDamaged          // on their way to OnFault
 	damageMu sync.Mutex
-	told     map[string]bool // told already
+	told     map[string]bool           // damage that OnFault knows of
+	bad      map[entryName]*ErrDamaged // damaged entries found
 
 	// users counts the calls under way, plus closedBit once Close began; drained
 	// is closed when Close may go on.

@@ -1,0 +1,131 @@
+package logstore
+
+import (
+	"fmt"
+	"sync"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+)
+
+// BenchmarkCommit is the hot path: one entry for each of eight partitions a
+// batch, synced, batches in a row with a few of them under way. The same bytes
+// through Pebble alone in the same run are the yardstick.
+func BenchmarkCommit(b *testing.B) {
+	for _, size := range []int{1 << 10, 16 << 10, 100 << 10} {
+		for _, partitions := range []int{1, 8} {
+			data := make([]byte, size)
+			for i := range data {
+				data[i] = byte(i * 7)
+			}
+			b.Run(fmt.Sprintf("store/size=%d/partitions=%d", size, partitions), func(b *testing.B) {
+				s := mustOpen(b, Config{Dir: b.TempDir() + "/s"})
+				pipeline(b, size*partitions, func(i int) func() error {
+					bt := s.NewBatch()
+					for p := range partitions {
+						_ = bt.Append(uint64(p+1), []Entry{{Term: 1, Index: uint64(i + 1), Data: data}})
+					}
+					p, err := s.Commit(bt)
+					if err != nil {
+						b.Fatal(err)
+					}
+					return p.Wait
+				})
+				if err := s.Close(); err != nil {
+					b.Fatal(err)
+				}
+			})
+			b.Run(fmt.Sprintf("pebble/size=%d/partitions=%d", size, partitions), func(b *testing.B) {
+				s := &Store{cfg: Config{Dir: b.TempDir()}.withDefaults()}
+				s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail}
+				o := s.pebbleOptions(false)
+				o.FS = s.cfg.FS
+				db, err := pebble.Open(s.cfg.Dir, o)
+				if err != nil {
+					b.Fatal(err)
+				}
+				pipeline(b, size*partitions, func(i int) func() error {
+					bt := db.NewBatch(pebble.WithMaxRetainedSizeBytes(retainedBatchBytes))
+					for p := range partitions {
+						if err := bt.Set(appendEntryKey(nil, uint64(p+1), uint64(i+1)), data, nil); err != nil {
+							b.Fatal(err)
+						}
+					}
+					if err := db.ApplyNoSyncWait(bt, pebble.Sync); err != nil {
+						b.Fatal(err)
+					}
+					return func() error {
+						if err := bt.SyncWait(); err != nil {
+							return err
+						}
+						return bt.Close()
+					}
+				})
+				if err := db.Close(); err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}
+
+// pipeline commits in one goroutine and waits in another, eight at a time.
+func pipeline(b *testing.B, bytes int, commit func(i int) func() error) {
+	b.SetBytes(int64(bytes))
+	b.ReportAllocs()
+	b.ResetTimer()
+	waits := make(chan func() error, 8)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for w := range waits {
+			if err := w(); err != nil {
+				b.Error(err)
+			}
+		}
+	})
+	for i := range b.N {
+		waits <- commit(i)
+	}
+	close(waits)
+	wg.Wait()
+	b.StopTimer()
+}
+
+// BenchmarkEntries reads 1 MiB of log at a time.
+func BenchmarkEntries(b *testing.B) {
+	for _, size := range []int{1 << 10, 100 << 10} {
+		s := mustOpen(b, Config{Dir: b.TempDir() + "/s"})
+		n := uint64(4 << 20 / size)
+		for i := uint64(1); i <= n; i++ {
+			bt := s.NewBatch()
+			_ = bt.Append(1, []Entry{{Term: 1, Index: i, Data: make([]byte, size)}})
+			if err := s.CommitNoSync(bt); err != nil {
+				b.Fatal(err)
+			}
+		}
+		per := max(1, uint64(1<<20/size))
+		b.Run(fmt.Sprintf("copy/size=%d", size), func(b *testing.B) {
+			b.SetBytes(int64(per) * int64(size))
+			b.ReportAllocs()
+			for i := range b.N {
+				lo := 1 + uint64(i)*per%(n-per)
+				if es, err := s.Entries(1, lo, lo+per, 0); err != nil || len(es) != int(per) {
+					b.Fatal(err)
+				}
+			}
+		})
+		b.Run(fmt.Sprintf("scan/size=%d", size), func(b *testing.B) {
+			b.SetBytes(int64(per) * int64(size))
+			b.ReportAllocs()
+			for i := range b.N {
+				lo := 1 + uint64(i)*per%(n-per)
+				if err := s.Scan(1, lo, lo+per, func(Entry, uint32) bool { return true }); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+		if err := s.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
