@@ -177,29 +177,26 @@ func (g *group) requeue() {
 			}
 		}
 	}
+	// First what is out, so that nothing before it takes its key for free.
 	for _, i := range live {
 		e := &g.entries[i]
 		e.key, e.next = none, none
-		switch e.at {
+		if hash, keyed := g.keyOf(e.keyHash); keyed && e.at == inFlight {
+			g.keys[g.openKey(hash)].inFlight++
+		}
+	}
+	for _, i := range live {
+		switch g.entries[i].at {
 		case ready, parked:
 			g.stand(i, deferred)
 		default:
 		}
-		g.requeueOne(i)
+		g.enqueue(i)
 	}
 	if g.hand != nil {
 		g.hand.reserved.clear() // by the keys of the mode before
 		g.hand.rebuild()
 	}
-}
-
-// requeueOne puts an entry that may be in flight or failed into its queue.
-func (g *group) requeueOne(i int32) {
-	e := &g.entries[i]
-	if hash, keyed := g.keyOf(e.keyHash); keyed && e.at == inFlight {
-		g.keys[g.openKey(hash)].inFlight++
-	}
-	g.enqueue(i)
 }
 
 // fault keeps the first error of a row that cannot be read: Apply returns it

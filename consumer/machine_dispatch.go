@@ -179,7 +179,7 @@ func (h *hand) taken(w *waiter, p *openPlan, size uint32) int32 {
 func (h *hand) redeliver(now partition.Millis, p *openPlan, budget *int) (full bool) {
 	for i := range h.lanes {
 		l := &h.lanes[i]
-		l.ready.prune(int(h.g.count[ready]+h.g.count[failed]), func(d due) bool { return h.goes(d, now) })
+		l.ready.prune(int(h.g.count[ready]+h.g.count[failed]), func(d due) bool { return h.goes(d, now) || h.early(d, now) })
 		for len(l.ready.items) > 0 && !l.dry && *budget > 0 {
 			if h.writer.nAgain >= maxPlanItems {
 				return true
@@ -187,6 +187,9 @@ func (h *hand) redeliver(now partition.Millis, p *openPlan, budget *int) (full b
 			d := l.ready.items[0]
 			if !h.goes(d, now) {
 				l.ready.pop()
+				if h.early(d, now) {
+					h.pushTimer(d.slot, h.g.entries[d.slot].until)
+				}
 				continue
 			}
 			e := &h.g.entries[d.slot]

@@ -18,8 +18,8 @@ func (a *App) Dump() string {
 }
 
 func (g *group) dump(b *strings.Builder) {
-	fmt.Fprintf(b, "%v %q start=%d scanned=%d kept=%d epoch=%d handouts=%d clock=%d paused=%v sweep=%v\n",
-		g.id, g.name, g.start, g.scanned, g.kept, g.epoch, g.handOuts, g.clock, g.paused, g.sweep)
+	fmt.Fprintf(b, "%v %q start=%d scanned=%d kept=%d epoch=%d handouts=%d clock=%d paused=%v\n",
+		g.id, g.name, g.start, g.scanned, g.kept, g.epoch, g.handOuts, g.clock, g.paused)
 	fmt.Fprintf(b, " policy %+v\n", g.policy)
 	fmt.Fprintf(b, " count %v dead=%d acked=%d skipped=%d expired=%d replaying=%d handed-out=%d retried=%d parking=%d ended=%d\n",
 		g.count, g.dead, g.acked, g.skipped, g.expired, g.replaying, g.handedOut, g.retried, g.parking, g.ended)

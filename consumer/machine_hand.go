@@ -221,6 +221,13 @@ func (h *hand) goes(d due, now partition.Millis) bool {
 	}
 }
 
+// early tells whether a ready item is not due after all: the clock went back
+// since its timer fired. It needs a timer again, or nobody would look at it.
+func (h *hand) early(d due, now partition.Millis) bool {
+	e := &h.g.entries[d.slot]
+	return e.offset == d.offset && !e.planned && e.at == failed && e.until > now
+}
+
 // What the machine tells the hand, if there is one.
 
 func (g *group) tellReady(i int32) {

@@ -294,17 +294,21 @@ func (w *world) publish(id partition.PartitionID, keys ...string) {
 	p := w.parts[id]
 	p.at++
 	for _, k := range keys {
-		r := record.Record{HasKey: k != "-", ID: fmt.Sprintf("%s@%d", k, len(p.msgs)), Body: []byte("body")}
-		if r.HasKey {
-			r.Key = []byte(k)
-			r.KeyHash = keyspace.Hash(7, r.Key)
-		} else {
-			r.KeyHash = mix(uint64(len(p.msgs)))
-		}
-		p.msgs = append(p.msgs, partition.Message{Offset: partition.Offset(len(p.msgs)), PublishTime: w.now, Record: r})
-		p.sizes = append(p.sizes, len(r.Key)+len(r.Body))
+		w.add(p, k)
 	}
 	w.turn(p)
+}
+
+func (w *world) add(p *memPart, k string) {
+	r := record.Record{HasKey: k != "-", ID: fmt.Sprintf("%s@%d", k, len(p.msgs)), Body: []byte("body")}
+	if r.HasKey {
+		r.Key = []byte(k)
+		r.KeyHash = keyspace.Hash(7, r.Key)
+	} else {
+		r.KeyHash = mix(uint64(len(p.msgs)))
+	}
+	p.msgs = append(p.msgs, partition.Message{Offset: partition.Offset(len(p.msgs)), PublishTime: w.now, Record: r})
+	p.sizes = append(p.sizes, len(r.Key)+len(r.Body))
 }
 
 // advance lets time pass, stopping wherever an App asked to be woken.
