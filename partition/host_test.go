@@ -78,6 +78,9 @@ func (n *node) create(ids ...PartitionID) {
 	}
 }
 
+// cleanCut keeps exactly what was synced.
+var cleanCut = vfs.CrashCloneCfg{}
+
 func within(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	t.Cleanup(cancel)

@@ -20,7 +20,7 @@ func (ts timers) next() Millis {
 
 // due takes one whose time has come; nil when there is none.
 func (ts *timers) due(now Millis) *group {
-	if ts.next() > now {
+	if len(*ts) == 0 || ts.next() > now {
 		return nil
 	}
 	h := *ts
