@@ -184,8 +184,16 @@ func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held 
 
 func sortHandOuts(hs []handedOut) {
 	slices.SortFunc(hs, func(a, b handedOut) int {
-		return cmp.Or(cmp.Compare(a.part, b.part), cmp.Compare(a.Offset, b.Offset))
+		return cmp.Or(cmp.Compare(a.part, b.part), cmp.Compare(a.Offset, b.Offset), cmp.Compare(b.Number, a.Number))
 	})
+}
+
+// newest sorts hand-outs and keeps one of each message. A message that was
+// given back, or reset, while a call was under way may have been handed out to
+// that very call again; the earlier token is stale then.
+func newest(hs []handedOut) []handedOut {
+	sortHandOuts(hs)
+	return slices.CompactFunc(hs, func(a, b handedOut) bool { return a.part == b.part && a.Offset == b.Offset })
 }
 
 // ask puts the call's demand to every partition and waits: for a first
@@ -389,7 +397,7 @@ func (c *call) drained() bool {
 // partition in the order of offsets, at least one, and no more than maxBytes.
 // What does not fit stays with the session.
 func (s *Shell) fill(gid GroupID, hs []handedOut, maxBytes int) ([]Delivery, error) {
-	sortHandOuts(hs)
+	hs = newest(hs)
 	ds := make([]Delivery, 0, len(hs))
 	for len(hs) > 0 {
 		n := 1
