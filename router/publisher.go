@@ -275,7 +275,9 @@ func (p *Publisher) send(c *Call, req *Request, pt part, recs []record.Record) [
 		batch := rest[:len(recs)]
 		rest = rest[len(recs):]
 		if req.ProducerID != "" {
-			meta.FirstSequence = req.FirstSequence + uint64(batch[0])
+			// Callers count from 1, so that 0 can say that there is no number; the
+			// record batch counts from 0.
+			meta.FirstSequence = req.FirstSequence - 1 + uint64(batch[0])
 		}
 		c.begin(batch)
 		err := p.log.PublishAsync(req.Table.Target(pt.number).ID, record.Append(make([]byte, 0, size), meta, recs), func(stored []Stored, err error) {

@@ -70,7 +70,7 @@ func httpClient(t testing.TB, h2 bool) *http.Client {
 	var p http.Protocols
 	p.SetHTTP1(!h2)
 	p.SetUnencryptedHTTP2(h2)
-	tr := &http.Transport{Protocols: &p, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}
+	tr := &http.Transport{Protocols: &p, MaxIdleConnsPerHost: 64, DialContext: (&net.Dialer{Timeout: 5 * time.Second}).DialContext}
 	t.Cleanup(tr.CloseIdleConnections)
 	return &http.Client{Transport: tr}
 }

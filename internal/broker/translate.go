@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"time"
 
@@ -22,6 +23,12 @@ const shortly = 200 * time.Millisecond
 // translate gives every error of the packages below its row of the table. What
 // it does not know is a fault of ours: INTERNAL, whose text stays here.
 func translate(err error) *refusal {
+	var notSent *router.ErrNotSent
+	if errors.As(err, &notSent) {
+		// It wraps the reason of the message before it. What that one waits for
+		// may pass, and then this one passes too.
+		return &refusal{reason: "NOT_SENT", text: notSentText(notSent), retryAfter: translate(notSent.Err).retryAfter}
+	}
 	var r *refusal
 	if errors.As(err, &r) {
 		return r
@@ -43,6 +50,11 @@ func translate(err error) *refusal {
 	return &refusal{reason: "INTERNAL", text: err.Error()}
 }
 
+// notSentText leaves out what another message's fault of ours says.
+func notSentText(e *router.ErrNotSent) string {
+	return fmt.Sprintf("not sent, since message %d of the call must be stored before it and was refused (%s): send both again, in order", e.Earlier, translate(e.Err).reason)
+}
+
 func nameReason(k names.Kind) string {
 	switch k {
 	case names.KindHeaderName, names.KindHeaderValue:
@@ -57,14 +69,9 @@ func routerError(err error) *refusal {
 	var (
 		message *router.ErrMessage
 		call    *router.ErrCall
-		notSent *router.ErrNotSent
 		unknown *router.ErrUnknown
 	)
 	switch {
-	case errors.As(err, &notSent):
-		// What it waits for may pass, and then this passes too.
-		below := translate(notSent.Err)
-		return &refusal{reason: "NOT_SENT", text: err.Error(), retryAfter: below.retryAfter}
 	case errors.As(err, &unknown):
 		return &refusal{reason: "OUTCOME_UNKNOWN", text: err.Error(), retryAfter: shortly}
 	case errors.As(err, &message):
@@ -137,10 +144,11 @@ func partitionError(err error) *refusal {
 		return refuse("OFFSET_EXPIRED", "", "%s", err)
 	case errors.As(err, &id):
 		return refuse("ID_REUSED", "id", "%s", err)
+	// Callers count a producer's messages from 1, the log from 0.
 	case errors.As(err, &gap):
-		return refuse("SEQUENCE_GAP", "first_sequence", "%s", err)
+		return refuse("SEQUENCE_GAP", "first_sequence", "producer %s sends sequence %d where %d is next: send from there on, or begin with a new producer id", quote(gap.Producer), gap.Got+1, gap.Expected+1)
 	case errors.As(err, &reused):
-		return refuse("SEQUENCE_REUSED", "first_sequence", "%s", err)
+		return refuse("SEQUENCE_REUSED", "first_sequence", "producer %s used sequence %d before, for another message, stored at offset %d: begin with a new producer id", quote(reused.Producer), reused.Sequence+1, reused.Offset)
 	}
 	return nil
 }
