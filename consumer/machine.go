@@ -139,7 +139,7 @@ func (a *App) remove(g *group) {
 	i, _ := a.find(g.id)
 	a.groups = slices.Delete(a.groups, i, i+1)
 	a.rows.Delete(groupKey(rowGroup, g.id))
-	a.rows.Put(groupKey(rowGone, g.id), nil)
+	a.rows.Put(groupKey(rowGone, g.id), []byte{rowVersion})
 	a.deleted = append(a.deleted, g.id)
 }
 

@@ -294,7 +294,7 @@ func (r rowsOf) dead(o partition.Offset) (d deadRow, ok bool, err error) {
 
 func (r rowsOf) putDead(o partition.Offset, d *deadRow) {
 	r.Put(r.key(rowDead, o), d.encode())
-	r.Put(r.key2(rowDeadKey, d.keyHash, o), nil)
+	r.Put(r.key2(rowDeadKey, d.keyHash, o), []byte{rowVersion})
 }
 
 func (r rowsOf) dropDead(o partition.Offset, keyHash uint64) {
