@@ -3,12 +3,15 @@ package broker
 import (
 	"bytes"
 	"compress/gzip"
+	"errors"
 	"fmt"
 	"io"
 	"math"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -408,4 +411,45 @@ func TestPanicInACall(t *testing.T) {
 	}
 	b.publisher = saved
 	a.store(t, "t", msg("k", "x"))
+}
+
+// Heads that do not end, or are too large, are cut.
+func TestBadHeads(t *testing.T) {
+	b := start(t, t.TempDir(), func(c *Config) { c.TransferTime = 200 * time.Millisecond })
+	send := func(head string) string {
+		t.Helper()
+		conn, err := net.Dial("tcp", b.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+		go func() { _, _ = io.WriteString(conn, head) }() // the broker may stop reading
+		out, err := io.ReadAll(conn)
+		var timeout net.Error
+		if errors.As(err, &timeout) && timeout.Timeout() {
+			t.Fatalf("the connection stays open after %.30q", head)
+		}
+		return string(out)
+	}
+	if got := send("GET /livez HTTP/1.1\r\nHost: local"); strings.Contains(got, "200 OK") {
+		t.Errorf("half a head: %q", got)
+	}
+	var many strings.Builder
+	for i := range 10_000 {
+		fmt.Fprintf(&many, "X-%d: y\r\n", i)
+	}
+	if got := send("GET /livez HTTP/1.1\r\nHost: localhost\r\n" + many.String() + "\r\n"); got != "" && !strings.HasPrefix(got, "HTTP/1.1 431 ") {
+		t.Errorf("10,000 headers: %.100q", got)
+	}
+	for _, head := range []string{
+		"GET /livez HTTP/1.1\r\n\r\n",                                          // no host
+		"GET /livez HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", // two
+		"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: a\x00b\r\n\r\n",
+		"GET /livez HTTP/1.1\r\nHost: \r\nConnection: close\r\n\r\n",
+	} {
+		if got := send(head); strings.HasPrefix(got, "HTTP/1.1 200 ") {
+			t.Errorf("%q was served", head)
+		}
+	}
 }

@@ -103,7 +103,7 @@ func (b *Broker) newServer() *http.Server {
 	return &http.Server{
 		Handler:           g,
 		Protocols:         &protocols,
-		ReadHeaderTimeout: 5 * time.Second,
+		ReadHeaderTimeout: min(5*time.Second, b.cfg.TransferTime),
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,
 		ErrorLog:          httpLog(b.log),
