@@ -23,15 +23,15 @@ type twin struct {
 	msgs    []*twinMsg
 	last    uint64            // highest hand-out number so far
 	over    map[string]uint64 // sessions of a member below this one have ended
-	left    map[twinSession]bool
 	handed  uint64
 	failed  uint64
+	step    int  // of the script
+	ruled   int  // the step of the last change of policy
+	fuzzy   bool // a reset backwards blurred how many of the settled were acked
 }
 
-type twinSession struct {
-	member  string
-	session uint64
-}
+// waitUnknown is the wait after a failure until the machine's choice is seen.
+const waitUnknown partition.Millis = -1
 
 // twinPhase is where an unsettled message stands, or how it was settled.
 type twinPhase int
@@ -60,6 +60,9 @@ type twinMsg struct {
 	firstSeen partition.Millis
 	replaying bool
 	parks     bool       // it died while the group parked, and the group still does
+	since     uint64     // epoch that it was last made fresh in by a reset
+	died      uint64     // last hand-out when it last died
+	blurred   bool       // settled when a reset left it: acked or skipped is not kept
 	outs      []*twinOut // all, of all epochs
 }
 
@@ -73,17 +76,21 @@ type twinOut struct {
 	attempt  uint32
 	at       partition.Millis
 	deadline partition.Millis
+	first    partition.Millis // when the message was first handed out
 	replayed bool
 	ended    string // ack, nack, reject, lapse, session-lost, release, reset
+	over     int    // the step in which it ended
+	moved    int    // the step in which it was extended
 	killed   bool   // its end made the message a dead letter
 	given    bool   // a call was answered with it
+	request  uint64 // tag of the request it answered, as the machine says
 }
 
 func newTwin(spec GroupSpec, end partition.Offset, now partition.Millis) *twin {
 	return &twin{
 		id: spec.ID, pol: spec.Policy, paused: spec.Paused,
 		start: min(spec.Start, end), scanned: min(spec.Start, end), clock: now,
-		over: map[string]uint64{}, left: map[twinSession]bool{},
+		over: map[string]uint64{},
 	}
 }
 
@@ -159,7 +166,7 @@ func (w *twin) inFlight(member string) (of, all uint32) {
 }
 
 func (w *twin) sessionOver(member string, session uint64) bool {
-	return session < w.over[member] || w.left[twinSession{member, session}]
+	return session < w.over[member]
 }
 
 // mayHandOut judges a hand-out by P3, P5 and the limits, at the twin's clock.
@@ -208,7 +215,7 @@ func (w *twin) handOut(m *twinMsg, num uint64, member string, session uint64) *t
 	w.last = num
 	ordinal := uint32(1)
 	for _, o := range m.outs {
-		if o.epoch == w.epoch {
+		if o.epoch >= m.since {
 			ordinal++
 		}
 	}
@@ -217,40 +224,43 @@ func (w *twin) handOut(m *twinMsg, num uint64, member string, session uint64) *t
 	}
 	o := &twinOut{
 		num: num, ordinal: ordinal, epoch: w.epoch, member: member, session: session,
-		attempt: m.attempts, at: w.clock, deadline: w.clock + w.pol.AckDeadline, replayed: m.replaying,
+		attempt: m.attempts, at: w.clock, deadline: w.clock + w.pol.AckDeadline, first: m.firstSeen, replayed: m.replaying,
 	}
 	m.outs = append(m.outs, o)
 	m.phase = tOut
 	if w.pol.AtMostOnce {
-		o.ended = "ack"
+		w.end(o, "ack")
 		m.phase, m.replaying = tAcked, false
 	}
 	return o
 }
 
+func (w *twin) end(o *twinOut, how string) { o.ended, o.over = how, w.step }
+
 // fail ends the current hand-out as a charged failure. The wait is the
 // machine's choice within the bounds of backoff; see judgeBackoff.
 func (w *twin) fail(m *twinMsg, how string) (dead bool) {
 	o := m.current()
-	o.ended = how
+	w.end(o, how)
 	w.failed++
 	if how == "reject" || w.pol.MaxAttempts > 0 && m.attempts >= w.pol.MaxAttempts {
 		o.killed = true
 		w.die(m)
 		return true
 	}
-	m.phase = tBackoff
+	m.phase, m.notBefore = tBackoff, waitUnknown
 	return false
 }
 
 func (w *twin) die(m *twinMsg) {
 	m.phase, m.replaying = tDead, false
+	m.died = w.last
 	m.parks = w.pol.OnExhaustion == Park && w.pol.Mode != NoOrder
 }
 
 // setPolicy changes the rules for what is to come.
 func (w *twin) setPolicy(p Policy) {
-	w.pol = p
+	w.pol, w.ruled = p, w.step
 	if p.OnExhaustion != Park || p.Mode == NoOrder {
 		for _, m := range w.msgs {
 			m.parks = false
@@ -272,7 +282,7 @@ func (w *twin) backoffBounds(attempts uint32) (lo, hi partition.Millis) {
 
 // release ends the current hand-out uncharged.
 func (w *twin) release(m *twinMsg, how string) {
-	m.current().ended = how
+	w.end(m.current(), how)
 	m.attempts--
 	m.phase, m.notBefore = tFresh, 0
 }
@@ -284,8 +294,7 @@ type verdict struct {
 	held     bool // *ErrHeldTooLong
 	dead     bool
 	deadline partition.Millis // extend
-	wait     bool             // a wait was begun: delay, or within the backoff's bounds
-	delay    partition.Millis
+	changed  bool
 }
 
 // settle judges and takes over one settlement by a token that the cluster made.
@@ -303,31 +312,32 @@ func (w *twin) settle(t Token, a Action, delay partition.Millis) verdict {
 	}
 	switch a {
 	case Ack:
-		o.ended = "ack"
+		w.end(o, "ack")
 		m.phase, m.replaying = tAcked, false
-		return verdict{ok: true}
+		return verdict{ok: true, changed: true}
 	case Nack:
 		dead := w.fail(m, "nack")
 		if !dead && delay > 0 {
 			m.notBefore = w.clock + delay
 		}
-		return verdict{ok: true, dead: dead, wait: !dead, delay: delay}
+		return verdict{ok: true, dead: dead, changed: true}
 	case Reject:
-		return verdict{ok: true, dead: w.fail(m, "reject")}
+		return verdict{ok: true, dead: w.fail(m, "reject"), changed: true}
 	case Release:
 		w.release(m, "release")
-		return verdict{ok: true}
+		return verdict{ok: true, changed: true}
 	default:
 		if delay == 0 {
 			delay = w.pol.AckDeadline
 		}
 		limit := o.at + w.pol.MaxHold
-		until := min(w.clock+delay, limit)
-		if until <= w.clock || until <= o.deadline && o.deadline >= limit {
+		until := w.clock + delay
+		if until > limit && (o.deadline >= limit || w.clock >= limit) {
 			return verdict{held: true}
 		}
-		o.deadline = until
-		return verdict{ok: true, deadline: until}
+		until = min(until, limit)
+		o.deadline, o.moved = until, w.step
+		return verdict{ok: true, deadline: until, changed: true}
 	}
 }
 
@@ -371,15 +381,17 @@ func (w *twin) endSessions(member string, before uint64) (failed []*twinMsg) {
 	return failed
 }
 
-// leave ends one session, uncharged.
+// leave ends a session and what was before it, uncharged.
 func (w *twin) leave(member string, session uint64) {
-	w.left[twinSession{member, session}] = true
+	w.over[member] = max(w.over[member], session+1)
 	for _, m := range w.msgs {
-		if o := m.current(); o != nil && o.member == member && o.session == session {
+		if o := m.current(); o != nil && o.member == member && o.session <= session {
 			w.release(m, "release")
 		}
 	}
 }
+
+const twinDeadStays = false
 
 // reset moves the group. It returns the floor before.
 func (w *twin) reset(to partition.Offset) partition.Offset {
@@ -388,19 +400,27 @@ func (w *twin) reset(to partition.Offset) partition.Offset {
 	to = min(to, end)
 	w.epoch++
 	for _, m := range w.msgs {
+		if m.phase == tSkipped {
+			m.blurred, w.fuzzy = true, true
+		}
 		if o := m.current(); o != nil {
-			o.ended = "reset"
+			w.end(o, "reset")
 		}
 		switch {
+		case !twinDeadStays && m.off >= to && (m.phase == tDead || m.replaying):
+			m.phase, m.replaying, m.attempts, m.notBefore, m.firstSeen = tFresh, false, 0, 0, 0
+			m.since, m.blurred = w.epoch, false
 		case m.phase == tDead:
 		case m.replaying:
 			// It came out of the dead letters and was not handled: it is one
 			// still, wherever the group moves to.
 			w.die(m)
+			m.parks = m.parks && twinDeadStays
 		case m.off >= to:
 			m.phase, m.attempts, m.notBefore, m.firstSeen = tFresh, 0, 0, 0
+			m.since, m.blurred = w.epoch, false
 		case m.unsettled() && m.off >= w.start:
-			m.phase = tSkipped
+			m.phase, m.blurred, w.fuzzy = tSkipped, true, true
 		}
 	}
 	w.start = min(w.start, to)
@@ -434,20 +454,33 @@ func (w *twin) selected(s Selector, m *twinMsg) bool {
 }
 
 // replay sets dead letters to be delivered again.
-func (w *twin) replay(s Selector) (replayed, already int) {
+// As many may be on their way as messages may be deferred.
+func (w *twin) replay(s Selector) (replayed, already int, limited bool) {
+	under := w.replayingOf(Selector{All: true})
 	for _, m := range w.msgs {
-		if !w.selected(s, m) {
-			continue
-		}
 		switch {
+		case !w.selected(s, m):
 		case m.replaying:
 			already++
-		case m.phase == tDead:
+		case m.phase != tDead:
+		case under >= int(w.pol.MaxDeferred):
+			return replayed, already, true
+		default:
 			replayed++
+			under++
 			m.phase, m.replaying, m.attempts, m.notBefore = tFresh, true, 0, 0
 		}
 	}
-	return replayed, already
+	return replayed, already, false
+}
+
+func (w *twin) replayingOf(s Selector) (n int) {
+	for _, m := range w.msgs {
+		if m.replaying && w.selected(s, m) {
+			n++
+		}
+	}
+	return n
 }
 
 // discard gives dead letters up.
@@ -462,8 +495,18 @@ func (w *twin) discard(s Selector) (n int) {
 }
 
 // states is how a message may be named at the twin's clock. It is one name,
-// save where the texts leave open which of two reasons is told.
-func (w *twin) states(m *twinMsg) []string {
+// save where the texts leave open which of two reasons is told, or whether a
+// wait ends by the group's clock or by the present one.
+func (w *twin) states(m *twinMsg, now partition.Millis) []string {
+	names := w.statesAt(m)
+	clock := w.clock
+	w.tick(now)
+	names = append(names, w.statesAt(m)...)
+	w.clock = clock
+	return names
+}
+
+func (w *twin) statesAt(m *twinMsg) []string {
 	if m.off < w.start {
 		return []string{"skipped"}
 	}
@@ -482,9 +525,10 @@ func (w *twin) states(m *twinMsg) []string {
 	}
 	unsettled, dead, out, sure := w.holders(m)
 	var names []string
-	if m.phase == tBackoff && m.notBefore > w.clock {
+	if m.phase == tBackoff {
+		// After the wait it is still called so until it goes out again.
 		names = append(names, "backing-off")
-		if unsettled == nil && dead == nil && out == nil {
+		if m.notBefore > w.clock && unsettled == nil && dead == nil && out == nil {
 			return names
 		}
 	}
@@ -498,6 +542,15 @@ func (w *twin) states(m *twinMsg) []string {
 		names = append(names, "ready")
 	}
 	return names
+}
+
+// shareHas tells whether a message belongs to a share. A group that keeps one
+// order over the whole partition cannot be shared by key.
+func (w *twin) shareHas(s Share, m *twinMsg) bool {
+	if s.HeldOnly {
+		return false
+	}
+	return w.pol.Mode == ByPartition || shareOf(m.key, s.Shares) == s.Share
 }
 
 // twinWaiter is a call that waits for a first delivery.
@@ -523,7 +576,7 @@ func (w *twin) stuck(waiters []twinWaiter) error {
 			return nil
 		}
 		for _, r := range waiters {
-			if r.shares.HeldOnly || shareOf(m.key, r.shares.Shares) != r.shares.Share {
+			if !w.shareHas(r.shares, m) {
 				continue
 			}
 			if _, dead, _, _ := w.holders(m); dead == nil && w.mayHandOut(m, r.member, r.session) == nil {
@@ -551,4 +604,21 @@ func (w *twin) scanMayStop(n *twinMsg) bool {
 		}
 	}
 	return all >= w.pol.MaxDeferred || strand >= w.pol.MaxDeferredKey
+}
+
+// unfinished is a message that a member who takes and acks everything should
+// not leave behind.
+func (w *twin) unfinished() *twinMsg {
+	for _, m := range w.msgs {
+		if m.off < w.start || !m.unsettled() {
+			continue
+		}
+		if m.off >= w.scanned && !m.replaying && w.scanMayStop(m) {
+			return nil
+		}
+		if _, dead, _, _ := w.holders(m); dead == nil {
+			return m
+		}
+	}
+	return nil
 }

@@ -1,0 +1,496 @@
+package consumer
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition"
+)
+
+// twinWorld is one partition without a host: a log of positions and commands,
+// rows with an overlay that a crash loses, a clock that the script moves, the
+// machine on one side and a twin per group on the other. The machine is driven
+// through its real Shell; a call that waits is a goroutine in a synctest bubble,
+// so the world knows when everything that could happen has happened.
+//
+// After every applied command each message of each group is compared.
+type twinWorld struct {
+	mu     sync.Mutex // calls come from goroutines of waiting receives
+	app    *App
+	rows   *twinRows
+	second *App // applies the same commands, never leads, never restarts
+	mirror *twinRows
+	shell  *Shell
+
+	now     partition.Millis
+	index   partition.Index
+	start   partition.Offset
+	msgs    []partition.Message
+	log     []twinEntry // commands applied, in order
+	saved   int         // so many of them are in the rows of the last checkpoint
+	pending []twinEntry // proposed by Drive, not yet applied
+	inbox   []any
+	leading bool
+	fate    twinFate
+	wake    partition.Millis
+
+	groups []*twinGroup
+	calls  []*twinCall
+	dues   []partition.Millis // how far each due step moved the clock
+	fault  error
+}
+
+type twinEntry struct {
+	at   partition.Position
+	cmd  []byte
+	now  partition.Millis
+	from string
+}
+
+// twinFate is what becomes of the next proposal of the shell.
+type twinFate int
+
+const (
+	fateApplied twinFate = iota
+	fateUnknownApplied
+	fateUnknownLost
+)
+
+type twinGroup struct {
+	id       GroupID
+	gone     bool
+	tw       *twin
+	tokens   []Token
+	sessions map[string]uint64
+	requests map[string][]uint64 // member/session/request → hand-outs given
+	lines    []string            // what the group's clients saw
+
+	nCalls      int
+	lastRequest int
+	script      int // so many of the lines are of the script, the rest of finish
+}
+
+// twinCall is one Receive.
+type twinCall struct {
+	n       int
+	g       *twinGroup
+	req     ReceiveRequest
+	begun   uint64 // highest hand-out number when it began
+	step    int    // in which it began
+	cancel  context.CancelFunc
+	done    bool
+	out     []Delivery
+	idle    string
+	err     error
+	judged  bool
+	dropped bool // cancelled, or its leader went
+}
+
+const twinPart partition.PartitionID = 7
+
+// Rows in memory.
+
+type twinRows struct {
+	disk, live map[string]string
+}
+
+func newTwinRows() *twinRows {
+	return &twinRows{disk: map[string]string{}, live: map[string]string{}}
+}
+
+func (r *twinRows) Get(key []byte) ([]byte, error) {
+	v, ok := r.live[string(key)]
+	if !ok {
+		return nil, nil
+	}
+	return append([]byte{}, v...), nil
+}
+func (r *twinRows) Put(key, value []byte) { r.live[string(key)] = string(value) }
+func (r *twinRows) Delete(key []byte)     { delete(r.live, string(key)) }
+
+func (r *twinRows) Scan(prefix, from []byte, fn func(key, value []byte) bool) error {
+	var keys []string
+	for k := range r.live {
+		if strings.HasPrefix(k, string(prefix)) && k >= string(from) {
+			keys = append(keys, k)
+		}
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		if !fn([]byte(k), []byte(r.live[k])) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func copyRows(m map[string]string) map[string]string {
+	c := make(map[string]string, len(m))
+	for k, v := range m {
+		c[k] = v
+	}
+	return c
+}
+
+func (r *twinRows) flush() { r.disk = copyRows(r.live) }
+func (r *twinRows) crash() { r.live = copyRows(r.disk) }
+
+func (r *twinRows) dump() string {
+	var b strings.Builder
+	keys := make([]string, 0, len(r.live))
+	for k := range r.live {
+		keys = append(keys, k)
+	}
+	slices.Sort(keys)
+	for _, k := range keys {
+		fmt.Fprintf(&b, "%q = %q\n", k, r.live[k])
+	}
+	return b.String()
+}
+
+// The host that the shell speaks to.
+
+func (w *twinWorld) position() partition.Position {
+	return partition.Position{Index: w.index, Start: w.start, End: partition.Offset(len(w.msgs))}
+}
+
+func (w *twinWorld) Position() partition.Position { return w.position() }
+
+func (w *twinWorld) Keys(from partition.Offset, maxBytes int, fn func(o partition.Offset, keyHash uint64, size int) bool) error {
+	if from < w.start {
+		return &partition.ErrExpired{Start: w.start}
+	}
+	read := 0
+	for _, m := range w.msgs[min(int(from), len(w.msgs)):] {
+		size := len(m.Record.Key) + len(m.Record.Body)
+		if !fn(m.Offset, m.Record.KeyHash, size) {
+			return nil
+		}
+		if read += size; read >= maxBytes {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (w *twinWorld) Propose(_ context.Context, id partition.PartitionID, cmd []byte) (any, error) {
+	if id != twinPart {
+		return nil, &partition.ErrUnknownPartition{Partition: id}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.leading {
+		return nil, &partition.ErrNotLeader{Partition: id}
+	}
+	fate := w.fate
+	w.fate = fateApplied
+	if fate == fateUnknownLost {
+		return nil, &partition.ErrUnknown{Partition: id, Why: "lost"}
+	}
+	// What was proposed before stands before it in the log.
+	for len(w.pending) > 0 {
+		w.applyNext()
+	}
+	res := w.apply(twinEntry{cmd: bytes.Clone(cmd), now: w.now, from: "shell"})
+	if fate == fateUnknownApplied {
+		return nil, &partition.ErrUnknown{Partition: id, Why: "reply lost"}
+	}
+	return res, nil
+}
+
+func (w *twinWorld) Post(id partition.PartitionID, ev any) error {
+	if id != twinPart {
+		return &partition.ErrUnknownPartition{Partition: id}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.inbox = append(w.inbox, ev)
+	return nil
+}
+
+func (w *twinWorld) View(_ context.Context, id partition.PartitionID, fn func(partition.App, partition.Position)) error {
+	if id != twinPart {
+		return &partition.ErrUnknownPartition{Partition: id}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	fn(w.app, w.position())
+	return nil
+}
+
+func (w *twinWorld) ReadAt(id partition.PartitionID, offsets []partition.Offset) ([]partition.Message, error) {
+	if id != twinPart {
+		return nil, &partition.ErrUnknownPartition{Partition: id}
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	var ms []partition.Message
+	for _, o := range offsets {
+		if o < w.start {
+			return nil, &partition.ErrExpired{Start: w.start}
+		}
+		ms = append(ms, w.msgs[o])
+	}
+	return ms, nil
+}
+
+func (w *twinWorld) Scan(_ context.Context, _ partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
+	for _, e := range w.log {
+		if e.at.Index >= from && !fn(partition.LogEntry{Index: e.at.Index, Kind: partition.Command, First: e.at.End, Data: e.cmd}) {
+			return nil
+		}
+	}
+	return nil
+}
+
+func (w *twinWorld) IndexOf(_ partition.PartitionID, _ partition.Offset) (partition.Index, error) {
+	return 1, nil
+}
+
+// Applying.
+
+func (w *twinWorld) fail(format string, args ...any) {
+	if w.fault == nil {
+		w.fault = fmt.Errorf(format, args...)
+	}
+}
+
+// apply runs one command on both replicas. The script's twins learn what came
+// of it unless the script itself, in a call of the shell, will tell them.
+func (w *twinWorld) apply(e twinEntry) any {
+	w.index++
+	e.at = w.position()
+	w.log = append(w.log, e)
+	res, err := w.app.Apply(e.at, e.cmd)
+	if err != nil {
+		w.fail("apply of a command from %s: %v", e.from, err)
+	}
+	if _, err := w.second.Apply(e.at, e.cmd); err != nil {
+		w.fail("apply on the second replica: %v", err)
+	}
+	if e.from != "shell" {
+		w.observe(e.from)
+	}
+	return res
+}
+
+func (w *twinWorld) applyNext() {
+	e := w.pending[0]
+	w.pending = w.pending[1:]
+	w.apply(e)
+}
+
+// settleDown lets every waiting call take what it was given.
+func (w *twinWorld) settleDown() {
+	synctest.Wait()
+	for len(w.inbox) > 0 {
+		in := w.inbox
+		w.inbox = nil
+		for _, ev := range in {
+			w.app.Event(ev)
+		}
+		synctest.Wait()
+	}
+	w.judgeCalls()
+}
+
+// drive is the leader's turn.
+func (w *twinWorld) drive() int {
+	w.settleDown()
+	if !w.leading {
+		return 0
+	}
+	cmds, wake := w.app.Drive(w.now, w)
+	w.settleDown()
+	w.wake = wake
+	for _, c := range cmds {
+		w.pending = append(w.pending, twinEntry{cmd: bytes.Clone(c), now: w.now, from: "drive"})
+	}
+	w.settleDown()
+	return len(cmds)
+}
+
+// drain drives and applies until nothing is left to do.
+func (w *twinWorld) drain() {
+	if !w.leading {
+		return
+	}
+	for turn := 0; ; turn++ {
+		if turn > 300 {
+			w.fail("the dispatcher finds no rest: 300 turns at one time without a message published")
+			return
+		}
+		n := w.drive()
+		for len(w.pending) > 0 {
+			w.applyNext()
+			w.settleDown()
+			n++
+		}
+		if n == 0 && w.fault == nil {
+			// A member that held all that it may looks again after a while.
+			time.Sleep(25 * time.Millisecond)
+			n = w.drive()
+		}
+		if n == 0 || w.fault != nil {
+			break
+		}
+	}
+	for _, c := range w.calls {
+		if c.req.Wait == 0 && !c.done {
+			w.fail("stuck: %v: receive %d of %s asked for an answer at once and has none", c.g.id, c.n, c.req.Member)
+		}
+	}
+	w.judgeRest()
+}
+
+// checkpoint writes the rows, as the host does.
+func (w *twinWorld) checkpoint() {
+	if err := w.app.Checkpoint(); err != nil {
+		w.fail("checkpoint: %v", err)
+	}
+	w.rows.flush()
+	w.saved = len(w.log)
+}
+
+// restart drops the machine and restores it from its rows.
+func (w *twinWorld) restart() {
+	w.dropCalls()
+	if w.leading {
+		w.app.Lead(false)
+	}
+	w.inbox = nil
+	w.rows.crash()
+	app, err := NewApp(twinPart, w.rows)
+	if err != nil {
+		w.fail("restore: %v", err)
+		return
+	}
+	w.app = app
+	for _, e := range w.log[w.saved:] {
+		if _, err := app.Apply(e.at, e.cmd); err != nil {
+			w.fail("apply again: %v", err)
+			return
+		}
+	}
+	w.observe("restore")
+}
+
+func (w *twinWorld) lead(on bool) {
+	if on != w.leading {
+		for _, c := range w.calls {
+			c.dropped = c.dropped || !on && !c.done
+		}
+		w.leading = on
+		w.app.Lead(on)
+	}
+}
+
+// dropCalls ends all waiting calls: their clients see an error and ask again.
+func (w *twinWorld) dropCalls() {
+	for _, c := range w.calls {
+		if !c.done {
+			c.dropped = true
+			c.cancel()
+		}
+	}
+	synctest.Wait()
+	w.inbox = nil
+	w.judgeCalls()
+}
+
+func (w *twinWorld) close() {
+	for _, c := range w.calls {
+		c.cancel()
+	}
+	synctest.Wait()
+}
+
+// compareReplicas checks that rows depend on the commands alone: not on who
+// led, when checkpoints were made, or what was restored.
+func (w *twinWorld) compareReplicas() {
+	if err := w.app.Checkpoint(); err != nil {
+		w.fail("checkpoint: %v", err)
+	}
+	if err := w.second.Checkpoint(); err != nil {
+		w.fail("checkpoint of the second replica: %v", err)
+	}
+	if a, b := w.rows.dump(), w.mirror.dump(); a != b {
+		w.fail("I6: rows differ between the replica that led and restarted and the one that only followed:\n%s", firstDifference(a, b))
+	}
+}
+
+func firstDifference(a, b string) string {
+	as, bs := strings.Split(a, "\n"), strings.Split(b, "\n")
+	for i := 0; i < min(len(as), len(bs)); i++ {
+		if as[i] != bs[i] {
+			return "  first:  " + as[i] + "\n  second: " + bs[i]
+		}
+	}
+	return fmt.Sprintf("  %d and %d rows", len(as), len(bs))
+}
+
+func newTwinWorld() *twinWorld {
+	w := &twinWorld{rows: newTwinRows(), mirror: newTwinRows(), now: 1_000_000}
+	w.app, _ = NewApp(twinPart, w.rows)
+	w.second, _ = NewApp(twinPart, w.mirror)
+	w.shell = newShell(w, 99)
+	w.shell.Now = func() partition.Millis { return w.now }
+	w.lead(true)
+	return w
+}
+
+// inBubble runs a script in a synctest bubble and returns what it found wrong.
+func inBubble(t *testing.T, run func() error) (err error) {
+	synctest.Test(t, func(*testing.T) {
+		defer func() {
+			if r := recover(); r != nil {
+				err = fmt.Errorf("panic: %v\n%s", r, stackOf())
+			}
+		}()
+		err = run()
+	})
+	return err
+}
+
+// advance moves both clocks forward.
+func (w *twinWorld) advance(d partition.Millis) {
+	w.now += d
+	time.Sleep(time.Duration(d) * time.Millisecond) // bubble time: wakes what waits for it
+	w.settleDown()
+}
+
+func (w *twinWorld) publish(key int, size int) {
+	hash, name := twinKey(key)
+	o := partition.Offset(len(w.msgs))
+	w.index++
+	w.msgs = append(w.msgs, partition.Message{Offset: o, PublishTime: w.now, Record: record.Record{
+		KeyHash: hash, HasKey: true, Key: []byte(name), Body: bytes.Repeat([]byte("x"), size),
+	}})
+	for _, g := range w.groups {
+		g.tw.publish(hash, name, size+len(name))
+	}
+}
+
+// twinKey names the keys of the scripts; the last two share a hash.
+func twinKey(n int) (uint64, string) {
+	switch n {
+	case 0:
+		return 11, "a"
+	case 1:
+		return 1 << 63, "b"
+	case 2:
+		return 500, "c"
+	case 3:
+		return 900, "d"
+	default:
+		return 900, "e"
+	}
+}
