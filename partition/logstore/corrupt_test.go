@@ -150,6 +150,7 @@ func makeImages(t *testing.T, seed uint64) (images map[string]image, want map[st
 // TestCorruption damages every file of a store in every way. The store must
 // refuse to open, or refuse to read what is damaged, or have lost nothing.
 func TestCorruption(t *testing.T) {
+	t.Parallel()
 	images, want := makeImages(t, 7)
 	type outcome struct{ refused, reported, harmless int }
 	table := map[string]*outcome{}

@@ -122,6 +122,15 @@ func (g *guardFS) RemoveAll(name string) error {
 	return g.FS.RemoveAll(name)
 }
 
+func (g *guardFS) Lock(name string) (io.Closer, error) {
+	l, err := g.FS.Lock(name)
+	if err == nil && vfs.Root(g.FS) == vfs.Default {
+		// By path: to open and close the file would give up the lock.
+		_ = os.Chmod(name, 0o600)
+	}
+	return l, err
+}
+
 func (g *guardFS) OpenDir(name string) (vfs.File, error) {
 	f, err := g.FS.OpenDir(name)
 	if err != nil {

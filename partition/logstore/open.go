@@ -183,7 +183,7 @@ func (s *Store) makeDir() error {
 
 func (s *Store) lockDir() error {
 	path := s.cfg.FS.PathJoin(s.cfg.Dir, lockName)
-	l, err := s.cfg.FS.Lock(path)
+	l, err := s.fs.Lock(path)
 	if err == nil {
 		s.lock = l
 		return nil

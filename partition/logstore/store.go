@@ -244,7 +244,7 @@ func (s *Store) shut() error {
 		}
 	}
 	if s.witness != nil {
-		if len(errs) == 0 && s.failure.Load() == nil && s.db != nil {
+		if len(errs) == 0 && s.failure.Load() == nil && s.db != nil && !s.cfg.ReadOnly {
 			errs = append(errs, s.sealWitness())
 		}
 		errs = append(errs, s.witness.close())

@@ -17,7 +17,7 @@ func newMem() *vfs.MemFS { return vfs.NewCrashableMem() }
 // testConfig makes tables small, so that flushes, compactions and new log files
 // happen within a few batches.
 func testConfig(fsys vfs.FS) Config {
-	return Config{Dir: "store", FS: fsys, MemTableBytes: 256 << 10, CacheBytes: 1 << 20}
+	return Config{Dir: "store", FS: fsys, MemTableBytes: 256 << 10, CacheBytes: 1 << 20, MinSyncInterval: -1}
 }
 
 // powerCut runs batches, cuts the power at a random moment, opens what is left
@@ -75,7 +75,8 @@ func powerCut(t *testing.T, seed uint64, unsynced bool) error {
 }
 
 func TestPowerCut(t *testing.T) {
-	for seed := range uint64(trials(80)) {
+	t.Parallel()
+	for seed := range uint64(trials(40)) {
 		if err := powerCut(t, seed, false); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
@@ -194,13 +195,14 @@ func failNth(seed uint64, n int64, kind errorfs.OpReadWrite, sticky bool) (hit b
 }
 
 func TestFailNth(t *testing.T) {
+	t.Parallel()
 	for _, kind := range []errorfs.OpReadWrite{errorfs.OpIsWrite, errorfs.OpIsRead} {
 		for _, sticky := range []bool{false, true} {
 			name := fmt.Sprintf("%v/sticky=%v", kind, sticky)
 			t.Run(name, func(t *testing.T) {
 				// The sample looks at every operation of the open and then at
 				// ever wider gaps; with more trials the gaps close.
-				step := int64(max(1, 400/trials(40)))
+				step := int64(max(1, 400/trials(25)))
 				runs := 0
 				for n := int64(1); ; n += 1 + rand.New(rand.NewPCG(uint64(n), 3)).Int64N(2*step) {
 					hit, err := failNth(uint64(n), n, kind, sticky)
