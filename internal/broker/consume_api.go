@@ -149,7 +149,8 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 	res.Deliveries = make([]*strandmqv1.Delivery, len(deliveries))
 	now := time.Now().UnixMilli()
 	redelivered := 0
-	latency := b.metrics.deliveryTime.WithLabelValues(t.Name, g.Name)
+	topicLabel, groupLabel := b.metrics.label(t.Name, g.Name)
+	latency := b.metrics.deliveryTime.WithLabelValues(topicLabel, groupLabel)
 	for i, d := range deliveries {
 		res.Deliveries[i] = &strandmqv1.Delivery{
 			Message:   fromRecord(d.Message.Record, int64(d.Message.PublishTime), req.GetBodyFormat()),
@@ -169,8 +170,8 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 			latency.Observe(float64(max(0, now-int64(d.Message.PublishTime))) / 1000)
 		}
 	}
-	b.metrics.delivered.WithLabelValues(t.Name, g.Name).Add(float64(len(deliveries)))
-	b.metrics.redelivered.WithLabelValues(t.Name, g.Name).Add(float64(redelivered))
+	b.metrics.delivered.WithLabelValues(topicLabel, groupLabel).Add(float64(len(deliveries)))
+	b.metrics.redelivered.WithLabelValues(topicLabel, groupLabel).Add(float64(redelivered))
 	return res, nil
 }
 
@@ -223,15 +224,16 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 		list = append(list, settlement)
 		place = append(place, i)
 	}
+	topicLabel, groupLabel := b.metrics.label(t.Name, g.Name)
 	for i, r := range b.groups.Settle(ctx, consumer.GroupID(g.ID), list) {
 		out := &strandmqv1.SettleResult{DeadLettered: r.Dead, Deadline: timestampOrNil(int64(r.Deadline))}
 		if r.Err != nil {
 			b.logItem(r.Err, "settle")
 			out = &strandmqv1.SettleResult{Problem: itemProblem("settlements", place[i], r.Err)}
 		} else {
-			b.metrics.settled[settledName(list[i].Action)].WithLabelValues(t.Name, g.Name).Inc()
+			b.metrics.settled[settledName(list[i].Action)].WithLabelValues(topicLabel, groupLabel).Inc()
 			if r.Dead {
-				b.metrics.deadLettered.WithLabelValues(t.Name, g.Name).Inc()
+				b.metrics.deadLettered.WithLabelValues(topicLabel, groupLabel).Inc()
 			}
 		}
 		res.Results[place[i]] = out

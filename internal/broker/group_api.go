@@ -121,7 +121,7 @@ func (a groupAPI) AlterGroup(ctx context.Context, req *strandmqv1.AlterGroupRequ
 	if err != nil {
 		return nil, err
 	}
-	if g, err = a.b.logged(ctx, t, g); err != nil {
+	if g, err = a.b.logged(t, g); err != nil {
 		return nil, err
 	}
 	return &strandmqv1.AlterGroupResponse{Group: groupProto(t.Name, g)}, nil
@@ -206,7 +206,7 @@ func (a groupAPI) pause(ctx context.Context, topic, group string, paused bool) (
 	if err != nil {
 		return nil, err
 	}
-	if g, err = a.b.logged(ctx, t, g); err != nil {
+	if g, err = a.b.logged(t, g); err != nil {
 		return nil, err
 	}
 	return groupProto(topic, g), nil
@@ -225,7 +225,7 @@ func (a groupAPI) DeleteGroup(ctx context.Context, req *strandmqv1.DeleteGroupRe
 	if err != nil {
 		return nil, err
 	}
-	if err := a.b.removeGroup(ctx, t.Topic, g); err != nil {
+	if err := a.b.removeGroup(t.Topic, g); err != nil {
 		return nil, err
 	}
 	a.b.metrics.forgetGroup(t.Name, g.Name)
@@ -267,16 +267,16 @@ func (b *Broker) createGroup(ctx context.Context, topicName, groupName string, c
 	if err != nil {
 		return nil, false, err
 	}
-	g, err = b.logged(ctx, t, g)
+	g, err = b.logged(t, g)
 	return g, existed, err
 }
 
 // logged sees to it that every partition has logged the group as it is.
-func (b *Broker) logged(ctx context.Context, t *topic, g *coordinator.Group) (*coordinator.Group, error) {
+func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, error) {
 	if g.Phase == coordinator.Ready && g.Logged >= g.Revision {
 		return g, nil
 	}
-	return b.readyGroup(ctx, t.Topic, g)
+	return b.readyGroup(t.Topic, g)
 }
 
 // states asks every partition for a group's state.

@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -35,6 +36,30 @@ type metrics struct {
 
 	rejects *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
+
+	mu   sync.Mutex
+	seen map[[2]string]bool // guarded by mu: topics (with an empty group) and groups that have labels
+}
+
+// maxLabels bounds the topics and groups that have series of their own; what
+// comes after them is counted under one name.
+const maxLabels = 2000
+
+const otherLabel = "(other)"
+
+// label gives the names to count under.
+func (m *metrics) label(topic, group string) (string, string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	key := [2]string{topic, group}
+	switch {
+	case m.seen[key]:
+	case len(m.seen) >= maxLabels:
+		return otherLabel, otherLabel
+	default:
+		m.seen[key] = true
+	}
+	return topic, group
 }
 
 // latency buckets: from 100 µs, below which a call does not come, to 60 s, the
@@ -64,6 +89,7 @@ func newMetrics(version string) *metrics {
 		rejects:        counter("rejected_total", "Calls that were refused as a whole since the broker started, by reason of docs/errors.md.", "reason"),
 		calls:          histogram("rpc_server_call_duration_seconds", "Calls answered, long polls with their wait.", "rpc_system_name", "rpc_method", "rpc_response_status_code"),
 		settled:        map[string]*prometheus.CounterVec{},
+		seen:           map[[2]string]bool{},
 	}
 	for action, help := range map[string]string{
 		"acked": "Acks confirmed", "nacked": "Nacks confirmed", "rejected": "Rejects confirmed", "extended": "Extends confirmed", "released": "Releases confirmed",
@@ -103,6 +129,13 @@ func (m *metrics) rejected(reason string) { m.rejects.WithLabelValues(reason).In
 
 // forget drops a topic's series when it is deleted.
 func (m *metrics) forget(topic string) {
+	m.mu.Lock()
+	for key := range m.seen {
+		if key[0] == topic {
+			delete(m.seen, key)
+		}
+	}
+	m.mu.Unlock()
 	for _, v := range []*prometheus.CounterVec{m.published, m.publishedBytes, m.duplicates, m.refused, m.delivered, m.redelivered, m.deadLettered} {
 		v.DeletePartialMatch(prometheus.Labels{"topic": topic})
 	}
@@ -115,6 +148,9 @@ func (m *metrics) forget(topic string) {
 
 // forgetGroup drops a group's series when it is deleted.
 func (m *metrics) forgetGroup(topic, group string) {
+	m.mu.Lock()
+	delete(m.seen, [2]string{topic, group})
+	m.mu.Unlock()
 	of := prometheus.Labels{"topic": topic, "group": group}
 	for _, v := range []*prometheus.CounterVec{m.delivered, m.redelivered, m.deadLettered} {
 		v.DeletePartialMatch(of)

@@ -252,3 +252,30 @@ func TestTopicAndGroupLives(t *testing.T) {
 		t.Fatalf("a new topic of the name has a lag of %d", got)
 	}
 }
+
+// However many names there are, the series are bounded, and deleting frees
+// their places.
+func TestMetricLabelsAreBounded(t *testing.T) {
+	m := newMetrics("test")
+	for i := range maxLabels {
+		if topic, group := m.label(fmt.Sprint("t", i/2), fmt.Sprint("g", i%2)); topic == otherLabel || group == otherLabel {
+			t.Fatalf("name %d has no series", i)
+		}
+	}
+	if topic, _ := m.label("more", "g0"); topic != otherLabel {
+		t.Fatalf("one name more has a series: %s", topic)
+	}
+	if topic, _ := m.label("t0", "g0"); topic != "t0" {
+		t.Fatal("a name lost its series")
+	}
+	m.forget("t0")
+	m.forgetGroup("t1", "g1")
+	for i := range 3 {
+		if topic, _ := m.label(fmt.Sprint("new", i), "g"); topic == otherLabel {
+			t.Fatal("a deleted name keeps its place")
+		}
+	}
+	if topic, _ := m.label("more", "g0"); topic != otherLabel {
+		t.Fatal("more names than places")
+	}
+}

@@ -46,6 +46,7 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 
 // countPublish keeps the counters of one call.
 func (b *Broker) countPublish(topic string, p publication, results []router.Result, took time.Duration) {
+	topic, _ = b.metrics.label(topic, "")
 	stored, bytes, duplicates := 0, 0, 0
 	for i, r := range results {
 		switch {

@@ -24,7 +24,7 @@ func (a topicAPI) CreateTopic(ctx context.Context, req *strandmqv1.CreateTopicRe
 		return nil, err
 	}
 	if t.Phase != coordinator.Ready {
-		if t, err = a.b.readyTopic(ctx, t); err != nil {
+		if t, err = a.b.readyTopic(t); err != nil {
 			return nil, err
 		}
 	}
@@ -89,7 +89,7 @@ func (a topicAPI) DeleteTopic(ctx context.Context, req *strandmqv1.DeleteTopicRe
 	if err != nil {
 		return nil, err
 	}
-	if err := a.b.removeTopic(ctx, t); err != nil {
+	if err := a.b.removeTopic(t); err != nil {
 		return nil, err
 	}
 	a.b.metrics.forget(t.Name)

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
@@ -137,8 +138,16 @@ func each(ctx context.Context, t *coordinator.Topic, fn func(ctx context.Context
 	return context.Cause(ctx)
 }
 
+// finishing is the context of a change that was begun: it goes on when its
+// caller does not wait any more, so that nobody finds it half done.
+func (b *Broker) finishing() (context.Context, context.CancelFunc) {
+	return context.WithTimeout(b.calls, time.Minute)
+}
+
 // readyTopic does the partitions' part of a topic that was begun.
-func (b *Broker) readyTopic(ctx context.Context, t *coordinator.Topic) (*coordinator.Topic, error) {
+func (b *Broker) readyTopic(t *coordinator.Topic) (*coordinator.Topic, error) {
+	ctx, cancel := b.finishing()
+	defer cancel()
 	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		return b.host.Create(ctx, id)
 	})
@@ -149,7 +158,9 @@ func (b *Broker) readyTopic(ctx context.Context, t *coordinator.Topic) (*coordin
 }
 
 // removeTopic does the partitions' part of a deletion that was begun.
-func (b *Broker) removeTopic(ctx context.Context, t *coordinator.Topic) error {
+func (b *Broker) removeTopic(t *coordinator.Topic) error {
+	ctx, cancel := b.finishing()
+	defer cancel()
 	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		return b.host.Drop(ctx, id)
 	})
@@ -161,7 +172,9 @@ func (b *Broker) removeTopic(ctx context.Context, t *coordinator.Topic) error {
 
 // readyGroup has every partition log a group as the map has it, new or changed.
 // Each step changes nothing where it was done before.
-func (b *Broker) readyGroup(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) (*coordinator.Group, error) {
+func (b *Broker) readyGroup(t *coordinator.Topic, g *coordinator.Group) (*coordinator.Group, error) {
+	ctx, cancel := b.finishing()
+	defer cancel()
 	policy := policyOf(g.Policy)
 	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		start, err := b.resolve(id, g.Start)
@@ -187,7 +200,9 @@ func (b *Broker) readyGroup(ctx context.Context, t *coordinator.Topic, g *coordi
 }
 
 // removeGroup has every partition forget a group.
-func (b *Broker) removeGroup(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) error {
+func (b *Broker) removeGroup(t *coordinator.Topic, g *coordinator.Group) error {
+	ctx, cancel := b.finishing()
+	defer cancel()
 	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		return b.groups.DeleteGroup(ctx, id, consumer.GroupID(g.ID))
 	})
@@ -218,9 +233,9 @@ func (b *Broker) reconcile(ctx context.Context) error {
 	for _, t := range todo.Topics {
 		var err error
 		if b.log.Info("finishing a topic", "topic", t.Name, "phase", t.Phase); t.Phase == coordinator.Deleting {
-			err = b.removeTopic(ctx, t)
+			err = b.removeTopic(t)
 		} else {
-			_, err = b.readyTopic(ctx, t)
+			_, err = b.readyTopic(t)
 		}
 		if err != nil {
 			b.log.Error("cannot finish a topic", "topic", t.Name, "phase", t.Phase, "err", err)
@@ -233,9 +248,9 @@ func (b *Broker) reconcile(ctx context.Context) error {
 		}
 		var err error
 		if b.log.Info("finishing a group", "topic", t.Name, "group", g.Name, "phase", g.Phase); g.Phase == coordinator.Deleting {
-			err = b.removeGroup(ctx, t, g)
+			err = b.removeGroup(t, g)
 		} else {
-			_, err = b.readyGroup(ctx, t, g)
+			_, err = b.readyGroup(t, g)
 		}
 		if err != nil {
 			b.log.Error("cannot finish a group", "topic", t.Name, "group", g.Name, "phase", g.Phase, "err", err)
