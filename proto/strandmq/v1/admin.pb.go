@@ -602,7 +602,7 @@ type PartitionInfo struct {
 	HashLast uint64 `protobuf:"varint,6,opt,name=hash_last,json=hashLast,proto3" json:"hash_last,omitempty"`
 	// What is wrong with it, in words; empty when nothing is.
 	Fault string `protobuf:"bytes,7,opt,name=fault,proto3" json:"fault,omitempty"`
-	// Messages that were suppressed as duplicates since the broker started.
+	// Messages that were suppressed as duplicates since the partition was created.
 	Duplicates    uint64 `protobuf:"varint,8,opt,name=duplicates,proto3" json:"duplicates,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
