@@ -450,8 +450,12 @@ func (s *Store) apply(b *Batch, sync bool) (n uint64, err error) {
 		s.mu.Lock()
 		for i := range b.edits {
 			e := &b.edits[i]
-			e.now.gen = n
-			s.logs[e.p] = e.now
+			if e.now.base == (link{}) && e.now.last == (link{}) {
+				delete(s.logs, e.p) // dropped
+			} else {
+				e.now.gen = n
+				s.logs[e.p] = e.now
+			}
 			if e.rewrote {
 				s.forgetBad(e.p)
 			}

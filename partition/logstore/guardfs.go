@@ -1,6 +1,7 @@
 package logstore
 
 import (
+	"errors"
 	"io"
 	"os"
 	"strings"
@@ -58,6 +59,20 @@ func (g *guardFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error)
 		return &lostFile{name: name}, nil
 	}
 	return g.wrap(f, name), nil
+}
+
+// errStopped is what reading a file gives after the failure. Files may end
+// early then, and Pebble must not take that for damage: it panics, in
+// goroutines of its own, over a value file that is cut short.
+var errStopped = errors.New("the store has stopped")
+
+func (g *guardFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
+	if g.failed.Load() {
+		// Compactions try again at once, for ever, until the store is closed.
+		time.Sleep(10 * time.Millisecond)
+		return nil, errStopped
+	}
+	return g.FS.Open(name, opts...)
 }
 
 func (g *guardFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {

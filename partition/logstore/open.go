@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"sort"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -193,7 +194,7 @@ func (s *Store) lockDir() error {
 	}
 	if _, serr := s.cfg.FS.Stat(path); serr == nil && !noAccess(err) && !diskFull(err) {
 		// Held by this process: the file system keeps count of its own locks.
-		return &ErrInUse{Dir: s.cfg.Dir}
+		return &ErrInUse{Dir: s.cfg.Dir, PID: os.Getpid()}
 	}
 	return s.openError(err)
 }
@@ -292,7 +293,7 @@ func (s *Store) reopen(t testimony) error {
 		return s.openError(err)
 	}
 	s.boot++
-	t.state, t.boot = stateOpen, s.boot
+	t.state, t.boot, t.manifest, t.manifestSize = stateOpen, s.boot, 0, 0
 	if err := s.witness.enter(t); err != nil {
 		return s.openError(err)
 	}

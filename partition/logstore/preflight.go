@@ -1,10 +1,14 @@
 package logstore
 
 import (
+	"cmp"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"slices"
 	"sort"
 	"strconv"
 	"strings"
@@ -66,21 +70,80 @@ func (s *Store) preflight(t testimony) (logReport, error) {
 	case end == endTorn && t.state == stateClosed:
 		return rep, &ErrDamaged{Dir: s.cfg.Dir, File: name, What: fmt.Sprintf("the list of tables ends in half a record at byte %d although the store was closed", at)}
 	}
-	for f, ranges := range m.files() {
-		info, err := s.cfg.FS.Stat(s.cfg.FS.PathJoin(dir, f.name))
-		if err != nil {
-			d := s.missing(f.name, "a file of the store is gone", err)
-			if dd := (*ErrDamaged)(nil); errors.As(d, &dd) {
-				dd.Ranges = ranges
-			}
-			return rep, d
-		}
-		if uint64(info.Size()) != f.size {
-			return rep, &ErrDamaged{Dir: s.cfg.Dir, File: f.name, Ranges: ranges,
-				What: fmt.Sprintf("a file of the store has %d bytes, %d were written", info.Size(), f.size)}
-		}
+	if err := s.checkFiles(dir, m.files()); err != nil {
+		return rep, err
 	}
 	return s.checkLogs(dir, ls, m.minLog, t.state == stateClosed)
+}
+
+// checkFiles looks for the files that the MANIFEST lists, and at the ends of
+// the value files. All that is wrong is told in one error.
+func (s *Store) checkFiles(dir string, files map[file][]Range) error {
+	names := slices.SortedFunc(maps.Keys(files), func(a, b file) int { return strings.Compare(a.name, b.name) })
+	var all *ErrDamaged
+	for _, f := range names {
+		path := s.cfg.FS.PathJoin(dir, f.name)
+		d := &ErrDamaged{Dir: s.cfg.Dir, File: f.name}
+		info, err := s.cfg.FS.Stat(path)
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
+			d.What = "a file of the store is gone"
+		case err != nil:
+			return err
+		case uint64(info.Size()) != f.size:
+			d.What = fmt.Sprintf("a file of the store has %d bytes, %d were written", info.Size(), f.size)
+		case strings.HasSuffix(f.name, ".blob"):
+			if d.Err, err = checkValueFile(s.cfg.FS, path, info.Size()); err != nil {
+				return err
+			}
+			if d.Err == nil {
+				continue
+			}
+			d.What = "a file of values does not read"
+		default:
+			continue
+		}
+		if all == nil {
+			all = d
+		} else {
+			all.File += ", " + d.File
+		}
+		all.Ranges = append(all.Ranges, files[f]...)
+	}
+	if all == nil {
+		return nil
+	}
+	slices.SortFunc(all.Ranges, func(a, b Range) int {
+		return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Low, b.Low), cmp.Compare(a.High, b.High))
+	})
+	all.Ranges = slices.Compact(all.Ranges)
+	return all
+}
+
+// The end of a value file: crc u32, index offset u64, index length u64,
+// checksum type u8, format u8, file number u64, magic 8 bytes.
+const valueFooterLen = 38
+
+// checkValueFile checks the end of a value file. Pebble reads it when it first
+// needs the file, and panics if it is damaged: in a compaction, that would be
+// the end of the process.
+func checkValueFile(fsys vfs.FS, path string, size int64) (damage, err error) {
+	if size < valueFooterLen {
+		return errors.New("it is too short"), nil
+	}
+	f, err := fsys.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	var b [valueFooterLen]byte
+	_, err = f.ReadAt(b[:], size-valueFooterLen)
+	if err = errors.Join(err, f.Close()); err != nil {
+		return nil, err
+	}
+	if want, got := binary.LittleEndian.Uint32(b[:]), maskedCRC(b[4:]); want != got {
+		return fmt.Errorf("checksum %08x, computed %08x", want, got), nil
+	}
+	return nil, nil
 }
 
 // missing tells a file that is not there from one that cannot be looked at.

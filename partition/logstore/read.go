@@ -20,16 +20,16 @@ type logState struct {
 
 // logState returns a log's state; the zero state for one that does not exist.
 func (s *Store) logState(p uint64) (logState, error) {
+	if err := s.enter(); err != nil {
+		return logState{}, err
+	}
+	defer s.leave()
 	s.mu.RLock()
 	st, ok := s.logs[p]
 	s.mu.RUnlock()
 	if ok {
 		return st, nil
 	}
-	if err := s.enter(); err != nil {
-		return logState{}, err
-	}
-	defer s.leave()
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()
 	return s.logStateLocked(p)
@@ -96,7 +96,7 @@ func (s *Store) readLogState(p uint64) (st logState, found bool, err error) {
 			return st, false, s.readError(it.Error(), Range{Partition: p, Low: first})
 		}
 		index := binary.BigEndian.Uint64(it.Key()[prefixLen:])
-		value, err := it.ValueAndErr()
+		value, err := valueOf(it)
 		if err != nil {
 			return st, false, s.readError(err, Range{Partition: p, Low: index, High: index})
 		}
@@ -271,7 +271,7 @@ func (s *Store) scan(p, lo, hi uint64, st logState, fn func(e Entry, crc uint32)
 		if d := s.knownBad(p, index); d != nil {
 			return next, d
 		}
-		value, err := it.ValueAndErr()
+		value, err := valueOf(it)
 		if err != nil {
 			err = s.readError(err, here)
 			s.rememberBad(p, index, err)
@@ -378,6 +378,20 @@ func (s *Store) AppendGet(dst []byte, ns Namespace, p uint64, key []byte) ([]byt
 		return nil, s.readError(err, Range{Partition: p, Low: 1})
 	}
 	return v, nil
+}
+
+// errEngine is a panic of Pebble over what it read.
+var errEngine = errors.New("pebble gave up")
+
+// valueOf fetches the value that an iterator is at. Where a value file of its
+// own ends in damage, Pebble panics instead of returning an error.
+func valueOf(it *pebble.Iterator) (v []byte, err error) {
+	defer func() {
+		if r := recover(); r != nil {
+			v, err = nil, fmt.Errorf("%w: %v", errEngine, r)
+		}
+	}()
+	return it.ValueAndErr()
 }
 
 // get appends the value of a key to dst; nil if there is none.
@@ -515,7 +529,10 @@ func (s *Store) readError(err error, r Range) error {
 	if err == nil {
 		return s.damaged("rows vanished", nil, r)
 	}
-	if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) {
+	if f := s.failure.Load(); f != nil {
+		return f // files may have ended early since
+	}
+	if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, errEngine) {
 		d := s.damaged("stored data does not read", err, r)
 		if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
 			d.File = s.cfg.FS.PathBase(info.Path)

@@ -157,6 +157,9 @@ func failNth(seed uint64, n int64, kind errorfs.OpReadWrite, sticky bool) (hit b
 			if _, gerr := s.Entries(1, 1, 2, 0); gerr != f {
 				return true, fmt.Errorf("entries after the failure: %v, want %v", gerr, f)
 			}
+			if _, gerr := s.LastIndex(1); gerr != f {
+				return true, fmt.Errorf("last index after the failure: %v, want %v", gerr, f)
+			}
 			if _, gerr := s.HardState(1); gerr != f {
 				return true, fmt.Errorf("hard state after the failure: %v, want %v", gerr, f)
 			}
@@ -168,11 +171,8 @@ func failNth(seed uint64, n int64, kind errorfs.OpReadWrite, sticky bool) (hit b
 			}
 		}
 		if err != nil && !errors.Is(err, errorfs.ErrInjected) {
-			var d *ErrDamaged
-			if !errors.As(err, &d) || kind == errorfs.OpIsWrite {
-				_ = s.Close()
-				return true, fmt.Errorf("not the injected error: %w", err)
-			}
+			_ = s.Close()
+			return true, fmt.Errorf("not the injected error: %w", err)
 		}
 		_ = s.Close()
 		if s.Err() != nil && stopped.Load() > 1 {
