@@ -235,6 +235,12 @@ func TestPromisesAreBorne(t *testing.T) {
 			t.Errorf("docs/promises.md: %s names no test; name one as `folder.TestName`, or say %q", p, noTest)
 		}
 	}
+	// Benchmarks are named on a page of their own.
+	for _, m := range namedTest.FindAllStringSubmatch(read(t, "docs/benchmarks.md"), -1) {
+		if !functions[m[1]] {
+			t.Errorf("docs/benchmarks.md names %s, which does not exist: correct the name", m[1])
+		}
+	}
 	for _, m := range namedTest.FindAllStringSubmatch(page, -1) {
 		if !functions[m[1]] {
 			t.Errorf("docs/promises.md names %s, which does not exist: correct the name, or say %q", m[1], noTest)
