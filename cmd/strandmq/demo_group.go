@@ -210,34 +210,70 @@ func (g *demoGroup) state() (acked, nacked, dead, missing int, news []string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	news, g.news = g.news, nil
-	return g.acked, g.nacked, g.dead, g.order.Missing(), news
+	return g.acked, g.nacked, g.dead, g.order.Left(), news
 }
 
-// result asks the broker for the group's counts and compares them with what its
-// members saw.
+// empty asks the broker whether the group has nothing left. A message whose last
+// delivery lapsed is dead without any member being told.
+func (g *demoGroup) empty(ctx context.Context) bool {
+	res, err := ask(ctx, g.d.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: sample.Topic, Group: g.name})
+	return err == nil && res.GetCounts().GetLag() == 0
+}
+
+// buried asks the broker which items are dead letters.
+func (g *demoGroup) buried(ctx context.Context) (map[int]bool, error) {
+	dead := map[int]bool{}
+	token := ""
+	for {
+		res, err := ask(ctx, g.d.api.dead.ListDeadLetters, &strandmqv1.ListDeadLettersRequest{
+			Topic: sample.Topic, Group: g.name, PageSize: 1000, PageToken: token,
+		})
+		if err != nil {
+			return nil, err
+		}
+		for _, l := range res.GetDeadLetters() {
+			if i, ours := g.d.sample.index[l.GetMessage().GetId()]; ours {
+				dead[i] = true
+			}
+		}
+		if token = res.GetNextPageToken(); token == "" {
+			return dead, nil
+		}
+	}
+}
+
+// result asks the broker for the group's counts and dead letters, and compares
+// them with what its members saw and with the data.
 func (g *demoGroup) result(ctx context.Context) (groupResult, error) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	out := groupResult{Group: g.name, Members: g.size, Violations: g.order.Count()}
-	var faults []error
+	dead, err := g.buried(ctx)
+	if err != nil {
+		return groupResult{Group: g.name}, err
+	}
 	res, err := ask(ctx, g.d.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: sample.Topic, Group: g.name})
 	if err != nil {
-		faults = append(faults, err)
+		return groupResult{Group: g.name}, err
 	}
 	n := res.GetCounts()
-	out.Acked, out.Retried, out.Dead = n.GetAcked(), n.GetRetried(), n.GetDead()
-	if err == nil && out.Dead != uint64(g.dead) {
-		faults = append(faults, fmt.Errorf("group %s has %d dead letters, and its members were told of %d", g.name, out.Dead, g.dead))
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	missing := g.order.Finish(func(i int) bool { return dead[i] })
+	out := groupResult{
+		Group: g.name, Members: g.size, Acked: n.GetAcked(), Retried: n.GetRetried(), Dead: n.GetDead(),
+		Violations: g.order.Count(),
 	}
+	var faults []error
+	fault := func(wrong bool, format string, args ...any) {
+		if wrong {
+			faults = append(faults, fmt.Errorf("group %s "+format, append([]any{g.name}, args...)...))
+		}
+	}
+	fault(missing > 0, "lost %d flights: neither acked nor dead", missing)
+	fault(len(dead) < g.dead, "has %d dead letters, and its members were told of %d", len(dead), g.dead)
 	// Others may have published to the topic; their messages are acked too.
-	if err == nil && out.Acked < uint64(g.acked) {
-		faults = append(faults, fmt.Errorf("group %s counts %d acked messages, and its members acked %d", g.name, out.Acked, g.acked))
-	}
-	if missing := g.order.Missing(); missing > 0 {
-		faults = append(faults, fmt.Errorf("group %s never saw the end of %d flights", g.name, missing))
-	}
+	fault(out.Acked < uint64(g.acked), "counts %d acked messages, and its members acked %d", out.Acked, g.acked)
+	fault(g.acked+len(dead) != len(g.d.sample.items), "acked %d and has %d dead letters, of %d flights", g.acked, len(dead), len(g.d.sample.items))
 	for _, v := range g.order.Violations() {
-		faults = append(faults, fmt.Errorf("group %s: %s", g.name, v.Text))
+		fault(true, "%s", v.Text)
 	}
 	return out, errors.Join(faults...)
 }

@@ -36,7 +36,7 @@ func (p *demoProgress) watch(ctx context.Context) error {
 	}
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
-	var drawn, moved time.Time
+	var drawn, moved, asked time.Time
 	moved = time.Now()
 	last := int64(-1)
 	total := len(p.d.sample.items)
@@ -62,6 +62,17 @@ func (p *demoProgress) watch(ctx context.Context) error {
 			p.board.draw(lines)
 			if !p.board.live {
 				p.plain(lines)
+			}
+		}
+		quiet := time.Since(moved) > time.Second
+		if quiet && time.Since(asked) > time.Second {
+			asked = time.Now()
+			quiet = p.published.Load() == int64(total)
+			for _, g := range p.groups {
+				quiet = quiet && g.empty(ctx)
+			}
+			if quiet {
+				return nil
 			}
 		}
 		switch {

@@ -11,17 +11,21 @@ type Item struct {
 }
 
 // Order watches one group handle the items of an input, and counts each time
-// that the order of a key is broken: another item than the next, another body
-// than was sent, a stamp that goes back. Not safe for concurrent use.
+// that the order of a key is broken: an item before its turn, an item that comes
+// back, another body than was sent, a stamp that goes back. Not safe for
+// concurrent use.
 //
 // Whoever watches tells HandedOut when a message arrives, and Done before it is
-// settled for good: once the broker knows, the next one may be anywhere.
+// settled for good: once the broker knows, the next one may be anywhere. A
+// message can also die without anyone being told, when its last delivery lapses.
+// So an item that is passed over is judged by Finish: it must be dead.
 type Order struct {
 	items  []Item
 	rank   []int             // of each item within its key
-	length map[string]int    // items by key
+	keys   map[string][]int  // by key: its items, in order
 	next   map[string]int    // by key: the rank that must come
 	stamp  map[string]string // by key: the latest stamp that was handed out
+	passed []int             // items that were passed over
 	found  []Violation
 	count  int
 }
@@ -33,11 +37,11 @@ const keepViolations = 20
 func NewOrder(items []Item) *Order {
 	o := &Order{
 		items: items, rank: make([]int, len(items)),
-		length: map[string]int{}, next: map[string]int{}, stamp: map[string]string{},
+		keys: map[string][]int{}, next: map[string]int{}, stamp: map[string]string{},
 	}
 	for i, it := range items {
-		o.rank[i] = o.length[it.Key]
-		o.length[it.Key]++
+		o.rank[i] = len(o.keys[it.Key])
+		o.keys[it.Key] = append(o.keys[it.Key], i)
 	}
 	return o
 }
@@ -50,8 +54,12 @@ func (o *Order) HandedOut(i int, key, body string) {
 		o.say("item %d arrived as %.80q of key %q, and was sent as %.80q of key %q", i+1, body, key, it.Body, it.Key)
 		return
 	}
-	if want := o.next[key]; o.rank[i] != want {
+	switch want := o.next[key]; {
+	case o.rank[i] < want:
 		o.say("key %s: number %d arrived when number %d was due", key, o.rank[i]+1, want+1)
+	case o.rank[i] > want:
+		o.passed = append(o.passed, o.keys[key][want:o.rank[i]]...)
+		o.next[key] = o.rank[i]
 	}
 	if it.Stamp < o.stamp[key] {
 		o.say("key %s: went back from %s to %s", key, o.stamp[key], it.Stamp)
@@ -75,12 +83,31 @@ func (o *Order) Undone(i int) {
 	}
 }
 
-// Missing counts the items that were never done.
-func (o *Order) Missing() (n int) {
-	for key, length := range o.length {
-		n += length - o.next[key]
+// Left counts the items that are still to come.
+func (o *Order) Left() (n int) {
+	for key, items := range o.keys {
+		n += len(items) - o.next[key]
 	}
 	return n
+}
+
+// Finish judges what was passed over, now that it is known which items are dead
+// letters, and counts the items that are neither done nor dead.
+func (o *Order) Finish(dead func(i int) bool) (missing int) {
+	for _, i := range o.passed {
+		if !dead(i) {
+			o.say("key %s: number %d was passed over, and is no dead letter", o.items[i].Key, o.rank[i]+1)
+		}
+	}
+	o.passed = nil
+	for key, items := range o.keys {
+		for _, i := range items[o.next[key]:] {
+			if !dead(i) {
+				missing++
+			}
+		}
+	}
+	return missing
 }
 
 // Count is how often the order was broken.

@@ -1,6 +1,7 @@
 package check
 
 import (
+	"slices"
 	"strings"
 	"testing"
 )
@@ -28,30 +29,41 @@ func run(steps string) *Order {
 	return o
 }
 
+// finish ends a run in which the items of a list died.
+func finish(o *Order, dead ...int) (missing int) {
+	return o.Finish(func(i int) bool { return slices.Contains(dead, i) })
+}
+
 func TestOrderKept(t *testing.T) {
-	for _, steps := range []string{
-		"0 1 2 3 4",
-		"1 4 0 2 3",          // keys run in parallel
-		"0? 1 0? 0 2? 2 4 3", // attempts
-		"0 0! 0? 0 2 3 1 4",  // a settlement was refused
+	for _, c := range []struct {
+		steps string
+		dead  []int
+	}{
+		{"0 1 2 3 4", nil},
+		{"1 4 0 2 3", nil},          // keys run in parallel
+		{"0? 1 0? 0 2? 2 4 3", nil}, // attempts
+		{"0 0! 0? 0 2 3 1 4", nil},  // a settlement was refused
+		{"0 3 1 4", []int{2}},       // one died, told to nobody
+		{"0 2 1", []int{3, 4}},      // the last ones died
 	} {
-		o := run(steps)
-		if o.Count() != 0 || o.Missing() != 0 {
-			t.Errorf("%s: %v, %d missing", steps, o.Violations(), o.Missing())
+		o := run(c.steps)
+		if missing := finish(o, c.dead...); o.Count() != 0 || missing != 0 {
+			t.Errorf("%s: %v, %d missing", c.steps, o.Violations(), missing)
 		}
 	}
 }
 
 func TestOrderBroken(t *testing.T) {
 	for steps, want := range map[string]string{
-		"0 3 2 1 4":  "number 3 arrived when number 2 was due", // reversal
-		"0? 2":       "number 2 arrived when number 1 was due", // overtaken
-		"2":          "number 2 arrived when number 1 was due", // passed over
+		"0 3 2 1 4":  "number 2 arrived when number 4 was due", // reversal
+		"0? 2":       "number 1 was passed over, and is no dead letter",
+		"2":          "number 1 was passed over, and is no dead letter",
 		"0 2 0?":     "number 1 arrived when number 3 was due", // came back
 		"0 2 3 2?":   "went back from 03 to 02",
 		"0 2? 0! 0?": "went back from 02 to 01",
 	} {
 		o := run(steps)
+		finish(o)
 		var all strings.Builder
 		for _, v := range o.Violations() {
 			all.WriteString(v.Text + "\n")
@@ -62,12 +74,27 @@ func TestOrderBroken(t *testing.T) {
 	}
 }
 
+// A dead item that arrives after a later one is a reversal all the same.
+func TestOrderDeadDoesNotExcuseReversal(t *testing.T) {
+	o := run("0 3 2")
+	if finish(o, 2); o.Count() == 0 {
+		t.Error("the reversal was excused")
+	}
+}
+
+func TestOrderMissing(t *testing.T) {
+	o := run("0 1")
+	if o.Left() != 3 || finish(o, 4) != 2 {
+		t.Errorf("%d left, %d missing", o.Left(), finish(o, 4))
+	}
+}
+
 func TestOrderContent(t *testing.T) {
 	o := NewOrder(input)
 	o.HandedOut(0, "DTW", "d1 changed")
 	o.HandedOut(0, "HNL", "d1")
-	if o.Count() != 2 || o.Missing() != len(input) {
-		t.Errorf("%d violations, %d missing: %v", o.Count(), o.Missing(), o.Violations())
+	if o.Count() != 2 || o.Left() != len(input) {
+		t.Errorf("%d violations, %d left: %v", o.Count(), o.Left(), o.Violations())
 	}
 }
 
@@ -75,7 +102,7 @@ func TestOrderContent(t *testing.T) {
 func TestOrderBounded(t *testing.T) {
 	o := NewOrder(input)
 	for range 1000 {
-		o.HandedOut(3, "DTW", "d3")
+		o.HandedOut(3, "DTW", "changed")
 	}
 	if o.Count() != 1000 || len(o.Violations()) != keepViolations {
 		t.Errorf("%d counted, %d kept", o.Count(), len(o.Violations()))
