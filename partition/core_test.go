@@ -184,7 +184,8 @@ func (r *rig) run(d *datadriven.TestData) {
 			r.complain(n.core.view(p, func(a App, at Position) {
 				role := "follows"
 				if n.core.groups[p].leading {
-					role = "leads"
+					led := a.(*counter).ledAt
+					role = fmt.Sprintf("leads since command %d", led[len(led)-1])
 				}
 				fmt.Fprintf(&r.buf, "%v %s at %v, %d commands, checkpoint %d\n", n.id, role, at, a.(*counter).n, n.core.groups[p].checkpoint.Index)
 			}))

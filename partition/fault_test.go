@@ -158,6 +158,86 @@ func TestPoisonStopsOnePartition(t *testing.T) {
 	}
 }
 
+// inOneTurn runs fn while the loop is held, so that what it queues is taken up
+// in one turn.
+func (n *node) inOneTurn(fn func()) {
+	hold, held, done := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := n.View(context.Background(), n.Partitions()[0], func(App, Position) { close(held); <-hold }); err != nil {
+			n.t.Error(err)
+		}
+	}()
+	<-held
+	fn()
+	close(hold)
+	<-done
+}
+
+// What was applied before a poison, in the same turn, stays applied, and is not
+// applied a second time by a program that knows the poison.
+func TestFaultKeepsWhatWasApplied(t *testing.T) {
+	n := newNode(t, Config{NewApp: newCounter(nil)})
+	n.create(1)
+	b := func() []byte { return record.Append(nil, record.Meta{}, []record.Record{{ID: "i", Body: []byte("x")}}) }
+	answers := make(chan []Stored, 1)
+	poisoned := make(chan error, 1)
+	n.inOneTurn(func() {
+		if err := n.PublishAsync(1, b(), func(s []Stored, _ error) { answers <- s }); err != nil {
+			t.Fatal(err)
+		}
+		go func() { _, err := n.Propose(context.Background(), 1, []byte("poison")); poisoned <- err }()
+		for n.queued.Load() < proposalBytes { // until it is queued
+			runtime.Gosched()
+		}
+	})
+	if s := <-answers; len(s) != 1 || s[0] != (Stored{}) {
+		t.Fatalf("stored %+v", s)
+	}
+	if err := <-poisoned; err == nil {
+		t.Fatal("the poison was applied")
+	}
+	n.cfg.NewApp = func(PartitionID, Rows) (App, error) { return immune{}, nil }
+	n.restart()
+	if s := n.publish(1, b()); s[0] != (Stored{Duplicate: true}) {
+		t.Fatalf("the repeat is %+v", s[0])
+	}
+	if ms, err := n.Read(1, 0, 10, 1000); err != nil || len(ms) != 1 {
+		t.Fatalf("stored are %v, %v", ms, err)
+	}
+}
+
+// immune is an App that takes any command.
+type immune struct{ noApp }
+
+func (immune) Apply(Position, []byte) (any, error) { return nil, nil }
+
+// A repeat is found although its original is in the same turn, and memory keeps
+// nothing.
+func TestRepeatInOneTurn(t *testing.T) {
+	n := newNode(t, Config{TailCacheBytes: 1})
+	n.create(1)
+	got := make(chan Stored, 3)
+	n.inOneTurn(func() {
+		for range 3 {
+			b := record.Append(nil, record.Meta{ProducerID: "p"}, []record.Record{{ID: "i", Body: []byte("x")}})
+			if err := n.PublishAsync(1, b, func(s []Stored, err error) {
+				if err != nil {
+					t.Error(err)
+				}
+				got <- s[0]
+			}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	})
+	for i := range 3 {
+		if s := <-got; s != (Stored{Duplicate: i > 0}) {
+			t.Fatalf("answer %d is %+v", i, s)
+		}
+	}
+}
+
 // An App that panics is its partition's fault only.
 func TestPanicStopsOnePartition(t *testing.T) {
 	late := deadline()

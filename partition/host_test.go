@@ -120,7 +120,7 @@ type counter struct {
 	rows  Rows
 	n     uint64
 	seen  []string
-	leads int
+	ledAt []uint64 // how many commands were applied whenever it began to lead
 
 	events []string
 	drive  func(*counter, Millis, Log) ([][]byte, Millis)
@@ -156,7 +156,11 @@ func (c *counter) Checkpoint() error {
 	c.rows.Put([]byte("n"), binary.LittleEndian.AppendUint64(nil, c.n))
 	return nil
 }
-func (c *counter) Lead(bool)    { c.leads++ }
+func (c *counter) Lead(leading bool) {
+	if leading {
+		c.ledAt = append(c.ledAt, c.n)
+	}
+}
 func (c *counter) Event(ev any) { c.events = append(c.events, fmt.Sprint(ev)) }
 func (c *counter) Drive(now Millis, log Log) ([][]byte, Millis) {
 	if c.drive == nil {

@@ -262,6 +262,14 @@ func TestReplaysOnlyTheTail(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := n.View(within(t), 1, func(App, Position) {
+		g := n.core.groups[1]
+		if g.rows.over.bytes > 10_000 || len(g.log.rows.ops) > 0 {
+			t.Errorf("%d bytes of rows and %d staged rows are kept in memory", g.rows.over.bytes, len(g.log.rows.ops))
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
 	info, err := n.Info(1)
 	if err != nil || info.Checkpoint < 150 || info.LastIndex-info.Checkpoint > 40 {
 		t.Fatalf("info %+v, %v", info, err)
