@@ -143,7 +143,7 @@ func (g *group) sound(end partition.Offset, changed bool) error {
 			return fmt.Errorf("standing %d: %d counted, %d noted", s, count[s], g.count[s])
 		}
 	}
-	if parking != g.parking || replaying != g.replaying {
+	if parking != g.parking || replaying != g.replaying-g.again {
 		return fmt.Errorf("parking %d replaying %d, noted %d %d", parking, replaying, g.parking, g.replaying)
 	}
 	n := 0
@@ -170,7 +170,7 @@ func (g *group) sound(end partition.Offset, changed bool) error {
 	for s := inFlight; s < standings; s++ {
 		sum += g.count[s]
 	}
-	if want := uint64(g.scanned - g.start); sum != want {
+	if want := uint64(g.scanned-g.start) + g.ahead; sum != want {
 		return fmt.Errorf("counts add up to %d, not %d", sum, want)
 	}
 	dead, waiting := uint64(0), uint64(0)

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/strandmq/strandmq/partition"
@@ -181,47 +182,50 @@ func (g *group) floor() partition.Offset {
 			f = e.offset
 		}
 	}
+	if f == g.scanned {
+		for left := g.ahead; left > 0; left-- {
+			if _, _, passed := g.known(f); !passed {
+				break
+			}
+			f++
+		}
+	}
 	return f
 }
 
 // reset moves the group and returns its floor before. Every message stays
-// counted once: what is passed over and not settled is skipped; dead letters
-// before the new position stay, those behind it are delivered again like
-// everything there.
+// counted once: what is passed over and not settled is skipped, what was settled
+// behind the new position is not scanned again yet, and what is dead stays dead,
+// wherever the group moves to.
 func (g *group) reset(at partition.Position, to partition.Offset) partition.Offset {
 	from := g.floor()
 	to = min(max(to, at.Start), at.End)
 	var passed []partition.Offset // unsettled before to: skipped
-	var behind uint64             // unsettled or dead from to on: not scanned again
+	var behind uint64             // unsettled or dead from to on: not settled
 	for i := range g.entries {
 		e := &g.entries[i]
 		if e.at == vacant {
 			continue
 		}
-		if e.history {
-			g.rows.del(rowHistory, e.offset)
-		}
 		if e.stored {
 			g.gone = append(g.gone, e.offset)
 		}
 		switch {
+		case e.replayed:
+			g.dieAgain(e)
+			continue
 		case e.offset >= to:
 			behind++
-			if e.replayed {
-				g.rows.dropDead(e.offset, e.keyHash)
-			}
-		case e.replayed:
-			// It was dead and is not handled: it is dead again.
-			row, _, err := g.rows.dead(e.offset)
-			g.fault(err)
-			row.replaying = false
-			g.rows.putDead(e.offset, &row)
-			g.dead++
 		default:
 			passed = append(passed, e.offset)
 		}
+		if e.history {
+			g.rows.del(rowHistory, e.offset)
+		}
 	}
-	behind += g.dropDeadFrom(to)
+	dead, ahead := g.deadAgain(to)
+	behind += dead
+	g.skipped -= g.unskipFrom(max(g.scanned, to)) // discarded ahead of the scan
 	if to < g.scanned {
 		// What is settled from there on leaves the counts.
 		settled := uint64(g.scanned-max(to, g.start)) - behind
@@ -229,59 +233,106 @@ func (g *group) reset(at partition.Position, to partition.Offset) partition.Offs
 		g.skipped -= skipped
 		g.acked -= settled - skipped
 	}
-	g.skip(passed, to)
+	slices.Sort(passed)
+	runs := make([]run, 0, len(passed))
+	for _, o := range passed {
+		runs = append(runs, run{o, o, byReset})
+	}
+	g.skip(append(runs, g.gaps(g.scanned, to, byReset)...))
 	g.start = min(g.start, to)
 	g.scanned = to
+	g.ahead, g.again = ahead, 0
 	g.epoch++
 	g.sweep = true
 	g.forgetEntries()
 	return from
 }
 
-// dropDeadFrom forgets the dead letters from an offset on, and counts them.
-func (g *group) dropDeadFrom(to partition.Offset) uint64 {
-	type dead struct {
-		o    partition.Offset
-		hash uint64
+// dieAgain makes a replayed message that was not handled what it was, a dead
+// letter, and keeps what the replay added to it.
+func (g *group) dieAgain(e *entry) {
+	row, _, err := g.rows.dead(e.offset)
+	g.fault(err)
+	row.attempts += e.attempts
+	row.ordinal, row.handOut, row.last = e.ordinal, e.handOut, e.last
+	if e.history {
+		since, err := g.rows.history(e.offset)
+		g.fault(err)
+		row.history = lastAttempts(append(row.history, since...))
+		g.rows.del(rowHistory, e.offset)
 	}
-	var drop []dead
-	g.fault(g.eachDead(to, func(o partition.Offset, d deadRow) bool {
-		drop = append(drop, dead{o, d.keyHash})
-		return true
-	}))
-	for _, d := range drop {
-		g.rows.dropDead(d.o, d.hash)
-	}
-	g.dead -= uint64(len(drop))
-	return uint64(len(drop))
+	g.rows.putDead(e.offset, &row)
 }
 
-// skip notes what a reset passed over: the unsettled messages given, and those
-// that were not scanned before to.
-func (g *group) skip(passed []partition.Offset, to partition.Offset) {
-	slices.Sort(passed)
-	var r run
-	open := false
-	add := func(first, last partition.Offset) {
-		g.skipped += uint64(last - first + 1)
-		if open && r.last+1 == first {
-			r.last = last
-			return
+// deadAgain ends all replays, and parks their keys again where that is the
+// policy. It counts the dead letters from an offset on: those that were scanned
+// before, and all.
+func (g *group) deadAgain(to partition.Offset) (scanned, all uint64) {
+	var replayed []partition.Offset
+	g.fault(g.eachDead(0, func(o partition.Offset, d deadRow) bool {
+		if d.replaying {
+			replayed = append(replayed, o)
 		}
-		if open {
-			g.rows.putRun(r)
+		if o >= to {
+			all++
+			if o < g.scanned {
+				scanned++
+			}
 		}
-		r, open = run{first, last, byReset}, true
+		return true
+	}))
+	for _, o := range replayed {
+		row, _, err := g.rows.dead(o)
+		g.fault(err)
+		row.replaying = false
+		g.rows.putDead(o, &row)
+		g.dead++
+		if key, keyed := g.keyOf(row.keyHash); keyed && g.policy.OnExhaustion == Park {
+			g.block(key, o)
+		}
 	}
-	for _, o := range passed {
-		add(o, o)
+	return scanned, all
+}
+
+// gaps lists what is neither dead nor skipped from one offset to before another.
+func (g *group) gaps(from, to partition.Offset, why cause) (rs []run) {
+	if from >= to {
+		return nil
 	}
-	if g.scanned < to {
-		add(g.scanned, to-1)
+	var holes []run
+	if g.ahead+g.again > 0 {
+		g.fault(g.eachDead(from, func(o partition.Offset, _ deadRow) bool {
+			if o < to {
+				holes = append(holes, run{first: o, last: o})
+			}
+			return o < to
+		}))
+		skipped, err := g.rows.runs(from, 1<<62)
+		g.fault(err)
+		holes = append(holes, skipped...)
+		slices.SortFunc(holes, func(a, b run) int { return cmp.Compare(a.first, b.first) })
 	}
-	if open {
+	for _, hole := range append(holes, run{first: to, last: to}) {
+		if end := min(hole.first, to); from < end {
+			rs = append(rs, run{from, end - 1, why})
+		}
+		from = max(from, hole.last+1)
+	}
+	return rs
+}
+
+// skip notes that messages were passed over. Neighbours become one run.
+func (g *group) skip(rs []run) (n uint64) {
+	for i := 0; i < len(rs); {
+		r := rs[i]
+		for i++; i < len(rs) && rs[i].first == r.last+1; i++ {
+			r.last = rs[i].last
+		}
 		g.rows.putRun(r)
+		n += uint64(r.last - r.first + 1)
 	}
+	g.skipped += n
+	return n
 }
 
 // unskipFrom forgets what was skipped from an offset on, and counts it.

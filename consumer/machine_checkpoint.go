@@ -135,7 +135,7 @@ func (g *group) encode() []byte {
 	b = appendBool(b, g.sweep)
 	for _, v := range []uint64{
 		uint64(g.start), uint64(g.scanned), uint64(g.kept), g.epoch, g.handOuts, uint64(g.clock),
-		g.dead, g.acked, g.skipped, g.expired, g.handedOut, g.retried,
+		g.dead, g.acked, g.skipped, g.expired, g.handedOut, g.retried, g.ahead, g.again,
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
@@ -151,7 +151,8 @@ func (g *group) decode(key, v []byte) error {
 	g.start, g.scanned, g.kept = partition.Offset(r.uvarint()), partition.Offset(r.uvarint()), partition.Offset(r.uvarint())
 	g.epoch, g.handOuts, g.clock = r.uvarint(), r.uvarint(), partition.Millis(r.uvarint())
 	g.dead, g.acked, g.skipped, g.expired = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
-	g.handedOut, g.retried = r.uvarint(), r.uvarint()
+	g.handedOut, g.retried, g.ahead, g.again = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
+	g.replaying = g.again // the others are counted as their entries are read
 	if why := r.finish(); why != "" {
 		return &ErrRow{bytes.Clone(key), why}
 	}

@@ -80,15 +80,28 @@ func (g *group) replay(offsets []partition.Offset) (res deadResult) {
 		g.rows.putDead(o, &row)
 		g.dead--
 		g.replaying++
+		res.done++
+		if o >= g.scanned {
+			// The group was reset to before it: it comes when the scan does, for
+			// messages of its key that are not scanned yet come first.
+			g.ahead--
+			g.again++
+			g.unblock(row.keyHash, o)
+			continue
+		}
 		i := g.enter(o, row.keyHash, row.size)
-		e := &g.entries[i]
-		e.ordinal, e.handOut, e.firstSeen = row.ordinal, row.handOut, row.firstSeen
-		e.last, e.replayed = row.last, true
+		g.revive(i, &row)
 		g.enqueue(i)
 		g.unblock(row.keyHash, o)
-		res.done++
 	}
 	return res
+}
+
+// revive makes an entry that of a dead letter that is delivered again.
+func (g *group) revive(i int32, row *deadRow) {
+	e := &g.entries[i]
+	e.ordinal, e.handOut, e.firstSeen = row.ordinal, row.handOut, row.firstSeen
+	e.last, e.replayed = row.last, true
 }
 
 // discard gives dead letters up.

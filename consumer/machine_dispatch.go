@@ -238,14 +238,18 @@ func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
 			stopped = false
 			return false
 		}
+		if _, _, passed := h.g.known(o); passed {
+			h.writer.pass(hash, uint32(size), none)
+			h.next++
+			stopped = false
+			return true
+		}
 		free := true
 		key, keyed := h.g.keyOf(hash)
 		if keyed {
-			if k, ok := h.g.hashes.find(key); ok {
-				free = false
-				if ks := &h.g.keys[k]; one || ks.waiting-ks.inFlight >= int32(h.g.policy.MaxDeferredKey) {
-					return false
-				}
+			var full bool
+			if free, full = h.g.keyFree(key, o); full || one && !free {
+				return false
 			}
 		}
 		w := none

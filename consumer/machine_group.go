@@ -46,6 +46,8 @@ type group struct {
 	skipped   uint64
 	expired   uint64
 	replaying uint64
+	ahead     uint64 // dead or discarded before a reset, and not scanned again yet: the scan passes over them
+	again     uint64 // of the replaying ones, those that the scan will find
 	handedOut uint64
 	retried   uint64
 	parking   uint64 // keys that a dead letter parks
@@ -71,7 +73,7 @@ func newGroup(id GroupID, part partition.PartitionID, rows partition.Rows) *grou
 // waiting counts what is held in memory without being handed out: what
 // max_deferred bounds.
 func (g *group) waiting() uint64 {
-	return g.count[failed] + g.count[ready] + g.count[deferred] + g.count[parked] + g.parking - g.replaying
+	return g.count[failed] + g.count[ready] + g.count[deferred] + g.count[parked] + g.parking - (g.replaying - g.again)
 }
 
 // room tells whether one more message may wait.

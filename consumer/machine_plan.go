@@ -80,10 +80,7 @@ func (a *App) plan(at partition.Position, g *group, r *reader) {
 	case stop || o <= g.scanned:
 	case o <= at.Start && o <= at.End:
 		// Retention was faster: what it removed is lost to this group.
-		g.rows.putRun(run{g.scanned, o - 1, byExpiry})
-		g.skipped += uint64(o - g.scanned)
-		g.expired += uint64(o - g.scanned)
-		g.scanned = o
+		g.expire(o)
 	default:
 		stop = true // an earlier plan was void in part
 	}
@@ -115,14 +112,21 @@ func (g *group) canHold(m int32) bool {
 // scan looks at the next message of the log: it is handed out to the planned
 // member if its key is free, and waits otherwise. It tells whether to go on:
 // at the limits of what may wait the group looks no further.
+//
+// Only after a reset is anything known of what it comes to: dead letters are
+// passed over, and replayed ones take their place here.
 func (g *group) scan(o partition.Offset, hash uint64, size uint32, w uint64, who []int32, sessions, requests []uint64, open *openPlan) bool {
+	row, dead, passed := g.known(o)
+	if passed {
+		g.scanned = o + 1
+		g.ahead--
+		return true
+	}
 	free := true
 	if key, keyed := g.keyOf(hash); keyed {
-		if k, ok := g.hashes.find(key); ok {
-			free = false
-			if ks := &g.keys[k]; ks.waiting-ks.inFlight >= int32(g.policy.MaxDeferredKey) {
-				return false
-			}
+		var full bool
+		if free, full = g.keyFree(key, o); full {
+			return false
 		}
 	}
 	m := none
@@ -136,6 +140,10 @@ func (g *group) scan(o partition.Offset, hash uint64, size uint32, w uint64, who
 	}
 	g.scanned = o + 1
 	i := g.enter(o, hash, size)
+	if dead {
+		g.again--
+		g.revive(i, &row)
+	}
 	if m == none {
 		g.enqueue(i)
 		return true
@@ -149,6 +157,63 @@ func (g *group) scan(o partition.Offset, hash uint64, size uint32, w uint64, who
 	g.give(i, m, sessions[w-1], requests[w-1])
 	g.handed(i, open, int(w-1))
 	return true
+}
+
+// keyFree tells whether a message that the scan comes to can go at once, as far
+// as its key is concerned, and whether as many of the key wait as may. A dead
+// letter does not hold up what stands before it.
+func (g *group) keyFree(key uint64, o partition.Offset) (free, full bool) {
+	k, ok := g.hashes.find(key)
+	if !ok {
+		return true, false
+	}
+	ks := &g.keys[k]
+	return ks.waiting == 0 && !ks.blocked(o), ks.waiting-ks.inFlight >= int32(g.policy.MaxDeferredKey)
+}
+
+// known is what is known of a message that the scan comes to: it is a dead
+// letter, to be delivered again or to be passed over, or was discarded.
+func (g *group) known(o partition.Offset) (row deadRow, dead, passed bool) {
+	if g.ahead+g.again == 0 {
+		return deadRow{}, false, false
+	}
+	row, dead, err := g.rows.dead(o)
+	g.fault(err)
+	if dead {
+		return row, true, !row.replaying
+	}
+	_, passed, err = g.rows.skippedAt(o)
+	g.fault(err)
+	return deadRow{}, false, passed
+}
+
+// expire moves the scan to where retention came to. Dead letters stay what they
+// are, and those that were to be delivered again will not be.
+func (g *group) expire(to partition.Offset) {
+	gone := uint64(to - g.scanned)
+	n := g.skip(g.gaps(g.scanned, to, byExpiry))
+	g.expired += n
+	if g.again > 0 {
+		var os []partition.Offset
+		g.fault(g.eachDead(g.scanned, func(o partition.Offset, d deadRow) bool {
+			if o < to && d.replaying {
+				os = append(os, o)
+			}
+			return o < to
+		}))
+		for _, o := range os {
+			row, _, err := g.rows.dead(o)
+			g.fault(err)
+			row.replaying = false
+			g.rows.putDead(o, &row)
+			g.dead++
+			g.ahead++
+			g.replaying--
+			g.again--
+		}
+	}
+	g.ahead -= gone - n
+	g.scanned = to
 }
 
 // handed tells the hand of a hand-out, and settles it where that is the policy.

@@ -27,9 +27,7 @@ func (g *group) state(at partition.Position, now partition.Millis) GroupState {
 			HandedOut: g.handedOut, Retried: g.retried,
 		},
 	}
-	if at.End > g.scanned {
-		s.Counts.NotScanned = uint64(at.End - g.scanned)
-	}
+	s.Counts.NotScanned = g.unseen(at)
 	for i := range g.members {
 		if m := &g.members[i]; m.held > 0 {
 			s.Members = append(s.Members, MemberHold{Member: m.name, InFlight: uint64(m.held)})
@@ -40,15 +38,21 @@ func (g *group) state(at partition.Position, now partition.Millis) GroupState {
 	return s
 }
 
+// unseen counts what the group has yet to look at.
+func (g *group) unseen(at partition.Position) uint64 {
+	if at.End <= g.scanned {
+		return 0
+	}
+	return uint64(at.End-g.scanned) - g.ahead
+}
+
 // stalls says what waits and why: first what holds the whole group, then the
 // keys, the oldest first.
 func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	var all []Stall
 	p := &g.policy
 	lag := g.count[ready] + g.count[deferred] + g.count[failed] + g.count[parked]
-	if at.End > g.scanned {
-		lag += uint64(at.End - g.scanned)
-	}
+	lag += g.unseen(at)
 	whole := func(reason, text string) {
 		all = append(all, Stall{Reason: reason, Offset: g.scanned, Waiting: lag, Text: text})
 	}
@@ -139,10 +143,7 @@ func (g *group) keyFull() bool {
 // whyIdle says in words why a member got nothing.
 func (g *group) whyIdle(at partition.Position) string {
 	c := &g.count
-	var unseen uint64
-	if at.End > g.scanned {
-		unseen = uint64(at.End - g.scanned)
-	}
+	unseen := g.unseen(at)
 	behind := c[deferred] + c[parked]
 	switch {
 	case g.paused:
@@ -201,7 +202,7 @@ func (g *group) where(o partition.Offset) MessageInGroup {
 		return res
 	}
 	row, dead, err := g.rows.dead(o)
-	if err == nil && dead {
+	if err == nil && dead && !row.replaying {
 		res.State, res.Attempts = "dead", row.attempts
 		if n := len(row.history); n > 0 {
 			res.Detail = row.history[n-1].Reason
@@ -214,8 +215,11 @@ func (g *group) where(o partition.Offset) MessageInGroup {
 		res.State, res.Detail = "unknown", err.Error()
 	case o < g.start:
 		res.State, res.Detail = "skipped", "before the group's start"
-	case o >= g.scanned:
+	case o >= g.scanned && !skipped:
 		res.State = "not-scanned"
+		if dead {
+			res.Detail = "a dead letter, to be delivered again"
+		}
 	case skipped:
 		res.State = "skipped"
 		switch why {

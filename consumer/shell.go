@@ -106,7 +106,8 @@ func (s *Shell) DeleteGroup(ctx context.Context, pid partition.PartitionID, id G
 }
 
 // Reset moves a group to an offset: what lies before and is not settled is
-// skipped, what lies behind is delivered again. Deliveries that are out become
+// skipped, what lies behind is delivered again, save dead letters, which stay what
+// they are. Deliveries that are out become
 // stale. It returns the floor before.
 func (s *Shell) Reset(ctx context.Context, pid partition.PartitionID, id GroupID, to partition.Offset) (partition.Offset, error) {
 	res, err := s.propose(ctx, pid, encodeReset(s.Now(), id, to))
