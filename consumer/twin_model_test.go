@@ -25,9 +25,8 @@ type twin struct {
 	over    map[string]uint64 // sessions of a member below this one have ended
 	handed  uint64
 	failed  uint64
-	step    int  // of the script
-	ruled   int  // the step of the last change of policy
-	fuzzy   bool // a reset backwards blurred how many of the settled were acked
+	step    int // of the script
+	ruled   int // the step of the last change of policy
 }
 
 // waitUnknown is the wait after a failure until the machine's choice is seen.
@@ -62,7 +61,6 @@ type twinMsg struct {
 	parks     bool       // it died while the group parked, and the group still does
 	since     uint64     // epoch that it was last made fresh in by a reset
 	died      uint64     // last hand-out when it last died
-	blurred   bool       // settled when a reset left it: acked or skipped is not kept
 	outs      []*twinOut // all, of all epochs
 }
 
@@ -391,8 +389,6 @@ func (w *twin) leave(member string, session uint64) {
 	}
 }
 
-const twinDeadStays = false
-
 // reset moves the group. It returns the floor before.
 func (w *twin) reset(to partition.Offset) partition.Offset {
 	floor := w.floor()
@@ -400,27 +396,20 @@ func (w *twin) reset(to partition.Offset) partition.Offset {
 	to = min(to, end)
 	w.epoch++
 	for _, m := range w.msgs {
-		if m.phase == tSkipped {
-			m.blurred, w.fuzzy = true, true
-		}
 		if o := m.current(); o != nil {
 			w.end(o, "reset")
 		}
 		switch {
-		case !twinDeadStays && m.off >= to && (m.phase == tDead || m.replaying):
-			m.phase, m.replaying, m.attempts, m.notBefore, m.firstSeen = tFresh, false, 0, 0, 0
-			m.since, m.blurred = w.epoch, false
 		case m.phase == tDead:
 		case m.replaying:
 			// It came out of the dead letters and was not handled: it is one
 			// still, wherever the group moves to.
 			w.die(m)
-			m.parks = m.parks && twinDeadStays
 		case m.off >= to:
 			m.phase, m.attempts, m.notBefore, m.firstSeen = tFresh, 0, 0, 0
-			m.since, m.blurred = w.epoch, false
+			m.since = w.epoch
 		case m.unsettled() && m.off >= w.start:
-			m.phase, m.blurred, w.fuzzy = tSkipped, true, true
+			m.phase = tSkipped
 		}
 	}
 	w.start = min(w.start, to)
@@ -520,7 +509,7 @@ func (w *twin) statesAt(m *twinMsg) []string {
 	case tOut:
 		return []string{"in-flight"}
 	}
-	if m.off >= w.scanned && !m.replaying {
+	if m.off >= w.scanned {
 		return []string{"not-scanned"}
 	}
 	unsettled, dead, out, sure := w.holders(m)
@@ -572,7 +561,7 @@ func (w *twin) stuck(waiters []twinWaiter) error {
 		if m.off < w.start || !m.unsettled() || m.phase == tOut {
 			continue
 		}
-		if m.off >= scan && !m.replaying && w.scanMayStop(m) {
+		if m.off >= scan && w.scanMayStop(m) {
 			return nil
 		}
 		for _, r := range waiters {
@@ -613,7 +602,7 @@ func (w *twin) unfinished() *twinMsg {
 		if m.off < w.start || !m.unsettled() {
 			continue
 		}
-		if m.off >= w.scanned && !m.replaying && w.scanMayStop(m) {
+		if m.off >= w.scanned && w.scanMayStop(m) {
 			return nil
 		}
 		if _, dead, _, _ := w.holders(m); dead == nil {

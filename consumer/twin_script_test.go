@@ -53,22 +53,22 @@ var twinWeights = []struct {
 	{"receive", 14},
 	{"again", 4},
 	{"cancel", 2},
-	{"settle", 16},
+	{"settle", 20},
 	{"due", 5},
 	{"advance", 4},
 	{"back", 1},
 	{"drive", 4},
 	{"apply", 4},
 	{"drain", 16},
-	{"session", 2},
+	{"session", 3},
 	{"leave", 1},
 	{"pause", 2},
-	{"policy", 1},
-	{"reset", 1},
-	{"replay", 3},
-	{"discard", 1},
+	{"policy", 2},
+	{"reset", 2},
+	{"replay", 7},
+	{"discard", 2},
 	{"checkpoint", 2},
-	{"restart", 1},
+	{"restart", 2},
 	{"lead", 2},
 	{"lost", 1},
 	{"delete", 0},
@@ -492,7 +492,7 @@ func (w *twinWorld) settleSome(g *twinGroup, op twinOp) {
 		if !ok {
 			return
 		}
-		s := Settlement{Token: t, Action: []Action{Ack, Ack, Nack, Nack, Reject, Extend, Release, Ack}[(op.a/4+i*3)%8]}
+		s := Settlement{Token: t, Action: []Action{Ack, Nack, Reject, Nack, Extend, Release, Reject, Ack}[(op.a/4+i*3)%8]}
 		switch s.Action {
 		case Nack:
 			s.Delay = []partition.Millis{0, 0, 700, 1}[op.b%4]
