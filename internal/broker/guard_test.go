@@ -261,6 +261,45 @@ func TestGuardTime(t *testing.T) {
 	}
 }
 
+// A connection that was used before and idle for longer than an answer may take
+// still says "100 Continue" to a large body.
+func TestGuardIdleConnection(t *testing.T) {
+	const limit = 100 * time.Millisecond
+	url := newGuard(t, &guard{bodyTime: limit, next: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		n, err := io.Copy(io.Discard, r.Body)
+		fmt.Fprint(w, n, err)
+	})})
+	conn, err := net.Dial("tcp", strings.TrimPrefix(url, "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	in := bufio.NewReader(conn)
+	answered := func() {
+		t.Helper()
+		res, err := http.ReadResponse(in, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if b, _ := io.ReadAll(res.Body); string(b) != "2 <nil>" {
+			t.Fatalf("%d %q", res.StatusCode, b)
+		}
+	}
+	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+	answered()
+	time.Sleep(2 * limit) // the idle time is what is tested
+	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
+	if line, err := in.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
+		t.Fatalf("%q, %v", line, err)
+	}
+	if _, err := in.ReadString('\n'); err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprint(conn, "{}")
+	answered()
+}
+
 // A caller that does not take its answer is cut off.
 func TestGuardSlowReader(t *testing.T) {
 	fail := make(chan error, 1)

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"testing"
@@ -427,4 +428,29 @@ func TestSessionTimeout(t *testing.T) {
 		m := a.describe(t, "t", "g").GetMembers()
 		return len(m) == 1 && m[0].GetName() == "stays"
 	})
+}
+
+// A caller that hangs up while it waits is noticed at once, over HTTP/1.1 and
+// HTTP/2.
+func TestHangUp(t *testing.T) {
+	b := start(t, t.TempDir())
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 1)
+	a.group(t, "t", "g", nil)
+	for i, h2 := range []bool{false, true} {
+		member := fmt.Sprint("m", i)
+		c, cancel := context.WithCancel(context.Background())
+		done := make(chan error, 1)
+		go func() {
+			_, err := apiOver(httpClient(t, h2), b.URL()).consume.Receive(c, &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: member, WaitMs: 30_000})
+			done <- err
+		}()
+		waitFor(t, func() bool { return len(a.describe(t, "t", "g").GetMembers()) == i+1 })
+		cancel()
+		<-done
+		waitFor(t, func() bool {
+			_, body := get(t, b.URL()+"/metrics")
+			return strings.Contains(body, fmt.Sprintf(`rpc_method="strandmq.v1.ConsumeService/Receive",rpc_response_status_code="canceled",rpc_system_name="connect"} %d`, i+1))
+		})
+	}
 }
