@@ -152,7 +152,7 @@ func makeImages(t *testing.T, seed uint64) (images map[string]image, want map[st
 func TestCorruption(t *testing.T) {
 	t.Parallel()
 	images, want := makeImages(t, 7)
-	type outcome struct{ refused, reported, harmless int }
+	type outcome struct{ refused, reported, harmless, silent int }
 	table := map[string]*outcome{}
 	n := trials(1)
 	for _, state := range slices.Sorted(maps.Keys(images)) {
@@ -198,6 +198,7 @@ func TestCorruption(t *testing.T) {
 						}
 						o.reported++
 					default:
+						o.silent++
 						t.Errorf("%s: SILENT: %v", what, err)
 					}
 					_ = s.Close()
@@ -207,7 +208,7 @@ func TestCorruption(t *testing.T) {
 	}
 	for _, k := range slices.Sorted(maps.Keys(table)) {
 		o := table[k]
-		t.Logf("%-36s refused %5d, reported when read %5d, harmless %5d, silent 0", k, o.refused, o.reported, o.harmless)
+		t.Logf("%-36s refused %5d, reported when read %5d, harmless %5d, silent %d", k, o.refused, o.reported, o.harmless, o.silent)
 	}
 }
 
