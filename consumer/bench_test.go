@@ -1,0 +1,216 @@
+package consumer
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// keyLog is a Log that only has key hashes.
+type keyLog struct {
+	hashes []uint64
+	at     partition.Index
+}
+
+func (l *keyLog) Position() partition.Position {
+	return partition.Position{Index: l.at, End: partition.Offset(len(l.hashes))}
+}
+
+func (l *keyLog) Keys(from partition.Offset, maxBytes int, fn func(partition.Offset, uint64, int) bool) error {
+	for o := from; o < partition.Offset(len(l.hashes)) && maxBytes > 0; o++ {
+		if !fn(o, l.hashes[o], 100) {
+			return nil
+		}
+		maxBytes -= 100
+	}
+	return nil
+}
+
+// benchTaker takes up to so many.
+type benchTaker struct {
+	credit int
+	got    []HandOut
+}
+
+func (y *benchTaker) Room() (bool, bool) { return y.credit > 0, y.credit > 0 || y.got == nil }
+func (y *benchTaker) Take(int) bool {
+	if y.credit == 0 {
+		return false
+	}
+	y.credit--
+	return true
+}
+func (y *benchTaker) Give(n, _ int) { y.credit += n }
+func (y *benchTaker) Handed(_ partition.PartitionID, hs []HandOut) {
+	y.got = append(y.got, hs...)
+}
+func (y *benchTaker) Ended(partition.PartitionID, error) {}
+
+// BenchmarkMachine plans, applies, delivers and acks: all that this package
+// does for a message on the goroutine of its partition, with the encoding of
+// commands and without the log below.
+func BenchmarkMachine(b *testing.B) {
+	for _, keys := range []int{100_000, 1000, 100, 1} {
+		for _, batch := range []int{500, 50} {
+			b.Run(fmt.Sprintf("keys=%d/batch=%d", keys, batch), func(b *testing.B) {
+				benchMachine(b, keys, batch, 4)
+			})
+		}
+	}
+}
+
+func benchMachine(b *testing.B, keys, batch, members int) {
+	rows := newMemRows()
+	app, err := NewApp(1, rows)
+	if err != nil {
+		b.Fatal(err)
+	}
+	log := &keyLog{}
+	apply := func(cmd []byte) any {
+		log.at++
+		res, err := app.Apply(log.Position(), cmd)
+		if err != nil {
+			b.Fatal(err)
+		}
+		return res
+	}
+	p := Default()
+	p.MaxDeferredKey = 100_000
+	apply(encodeCreate(1, GroupSpec{ID: 1, Name: "G", Policy: p}))
+	app.Lead(true)
+	for i := range b.N {
+		log.hashes = append(log.hashes, mix(uint64(i%keys)))
+	}
+	takers := make([]*benchTaker, members)
+	done := 0
+	now := partition.Millis(1)
+	ss := make([]Settlement, 0, batch)
+	b.ReportAllocs()
+	b.ResetTimer()
+	for done < b.N {
+		now++
+		for m := range takers {
+			takers[m] = &benchTaker{credit: batch}
+			app.Event(Demand{
+				Group: 1, Member: fmt.Sprint("m", m), Session: 1, Request: uint64(now), Taker: takers[m],
+				Share: uint32(m), Shares: uint32(members),
+			})
+		}
+		for {
+			cmds, _ := app.Drive(now, log)
+			if len(cmds) == 0 {
+				break
+			}
+			for _, c := range cmds {
+				apply(c)
+			}
+		}
+		got := 0
+		for _, y := range takers {
+			y.credit = 0
+			if len(y.got) == 0 {
+				y.got = []HandOut{}
+				continue
+			}
+			got += len(y.got)
+			ss = ss[:0]
+			for i := range y.got {
+				h := &y.got[i]
+				ss = append(ss, Settlement{Token: Token{Epoch: h.Epoch, Offset: h.Offset, HandOut: h.Number, Ordinal: h.Ordinal}, Action: Ack})
+			}
+			apply(encodeSettle(now, 1, ss))
+		}
+		done += got
+		if now%100 == 0 {
+			if err := app.Checkpoint(); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+	b.StopTimer()
+	b.ReportMetric(float64(done)/b.Elapsed().Seconds(), "msg/s")
+}
+
+// BenchmarkHotKey is the machine beside a key that never flows: what waits
+// behind it must cost the others nothing.
+func BenchmarkHotKey(b *testing.B) {
+	for _, hot := range []int{0, 9_000} {
+		b.Run(fmt.Sprintf("waiting=%d", hot), func(b *testing.B) {
+			rows := newMemRows()
+			app, err := NewApp(1, rows)
+			if err != nil {
+				b.Fatal(err)
+			}
+			log := &keyLog{}
+			apply := func(cmd []byte) {
+				log.at++
+				if _, err := app.Apply(log.Position(), cmd); err != nil {
+					b.Fatal(err)
+				}
+			}
+			apply(encodeCreate(1, GroupSpec{ID: 1, Name: "G", Policy: Default()}))
+			app.Lead(true)
+			for range hot {
+				log.hashes = append(log.hashes, 1)
+			}
+			for i := range b.N {
+				log.hashes = append(log.hashes, mix(uint64(i%1000)))
+			}
+			done, first := 0, hot > 0
+			b.ResetTimer()
+			for now := partition.Millis(1); done < b.N; now++ {
+				y := &benchTaker{credit: 200}
+				app.Event(Demand{Group: 1, Member: "m", Session: 1, Request: uint64(now), Taker: y})
+				for {
+					cmds, _ := app.Drive(now, log)
+					if len(cmds) == 0 {
+						break
+					}
+					for _, c := range cmds {
+						apply(c)
+					}
+				}
+				y.credit = 0
+				ss := make([]Settlement, 0, len(y.got))
+				for i := range y.got {
+					h := &y.got[i]
+					if first {
+						first = false
+						continue // the head of the hot key
+					}
+					ss = append(ss, Settlement{Token: Token{Epoch: h.Epoch, Offset: h.Offset, HandOut: h.Number, Ordinal: h.Ordinal}, Action: Ack})
+				}
+				if y.got == nil {
+					y.got = []HandOut{}
+				}
+				done += len(ss)
+				apply(encodeSettle(now, 1, ss))
+			}
+			b.ReportMetric(float64(done)/b.Elapsed().Seconds(), "msg/s")
+		})
+	}
+}
+
+func BenchmarkToken(b *testing.B) {
+	s := newSealer(7)
+	t := Token{Partition: 12, Group: 3, Offset: 123456, HandOut: 234567, Ordinal: 1}
+	b.Run("seal", func(b *testing.B) {
+		for b.Loop() {
+			s.seal(&t)
+		}
+	})
+	text := t.String()
+	b.Run("print", func(b *testing.B) {
+		for b.Loop() {
+			_ = t.String()
+		}
+	})
+	b.Run("parse", func(b *testing.B) {
+		for b.Loop() {
+			if _, err := ParseToken(text); err != nil {
+				b.Fatal(err)
+			}
+		}
+	})
+}
