@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"pgregory.net/rapid"
@@ -15,8 +16,9 @@ import (
 // filled has 60 batches of one to four messages with times 1000, 1010, ..., and
 // commands between them, on a node whose memory keeps only the newest few.
 func filled(t *testing.T, cache int64) (*node, []Message) {
-	now := Millis(1000)
-	n := newNode(t, Config{TailCacheBytes: cache, NewApp: newCounter(nil), Now: func() Millis { return now }})
+	var clock atomic.Int64
+	clock.Store(1000)
+	n := newNode(t, Config{TailCacheBytes: cache, NewApp: newCounter(nil), Now: func() Millis { return Millis(clock.Load()) }})
 	n.create(1)
 	var want []Message
 	for i := range 60 {
@@ -30,7 +32,7 @@ func filled(t *testing.T, cache int64) (*node, []Message) {
 		}
 		for k, s := range n.publish(1, record.Append(nil, record.Meta{}, recs)) {
 			if !s.Duplicate {
-				want = append(want, Message{Offset: s.Offset, PublishTime: now, Record: recs[k]})
+				want = append(want, Message{Offset: s.Offset, PublishTime: Millis(clock.Load()), Record: recs[k]})
 			}
 		}
 		if i%5 == 0 {
@@ -38,7 +40,14 @@ func filled(t *testing.T, cache int64) (*node, []Message) {
 				t.Fatal(err)
 			}
 		}
-		now += 10
+		clock.Add(10)
+	}
+	if err := n.View(within(t), 1, func(App, Position) {
+		if l := n.core.groups[1].log; len(l.rows.ops) > 0 || len(l.dup.ids) > 0 {
+			t.Errorf("%d rows and %d ids are kept although they are in the store", len(l.rows.ops), len(l.dup.ids))
+		}
+	}); err != nil {
+		t.Fatal(err)
 	}
 	return n, want
 }
