@@ -96,7 +96,7 @@ type demo struct {
 	a      *app
 	api    *clients
 	failed <-chan error // the broker's end
-	sample *flights
+	sample *flights     // nil: the whole one that is embedded
 }
 
 // published is what publishing the sample did.
@@ -125,8 +125,10 @@ type demoResult struct {
 
 func (d *demo) run(ctx context.Context) error {
 	var err error
-	if d.sample, err = readFlights(); err != nil {
-		return err
+	if d.sample == nil {
+		if d.sample, err = readFlights(); err != nil {
+			return err
+		}
 	}
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)

@@ -55,7 +55,7 @@ func TestKill(t *testing.T) {
 	}
 	r := s.random(99)
 	for range kills {
-		time.Sleep(time.Duration(200+r.IntN(500)) * time.Millisecond) // the load between two kills
+		time.Sleep(time.Duration(100+r.IntN(400)) * time.Millisecond) // the load between two kills
 		p.kill()
 		p.start()
 	}

@@ -59,6 +59,23 @@ func startBroker(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Setenv("STRANDMQ_SERVER", b.URL())
 }
 
+// scriptBroker starts a broker for a test and gives its URL.
+func scriptBroker(t *testing.T) string {
+	t.Helper()
+	b, err := broker.Start(t.Context(), broker.Config{
+		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Version: "test",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := b.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return b.URL()
+}
+
 func exits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 {
 		ts.Fatalf("usage: exits CODE COMMAND [ARGS...]")

@@ -1,0 +1,123 @@
+//go:build linux
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// openTerminal opens a pair of pseudo-terminals: what the test holds, and what a
+// command takes for a person.
+func openTerminal(t *testing.T) (held, person *os.File) {
+	t.Helper()
+	held, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skipf("no pseudo-terminals here: %v", err)
+	}
+	t.Cleanup(func() { held.Close() })
+	fd := int(held.Fd())
+	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
+		t.Fatal(err)
+	}
+	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err != nil {
+		t.Fatal(err)
+	}
+	person, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 200}); err != nil {
+		t.Fatal(err)
+	}
+	return held, person
+}
+
+// atTerminal runs a command with a terminal on all three streams, types into it,
+// and returns what the screen got.
+func atTerminal(t *testing.T, env []string, typed string, args ...string) (screen string, code int) {
+	t.Helper()
+	held, person := openTerminal(t)
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The test binary is strandmq under that name: see TestMain.
+	cmd := exec.Command(self, args...)
+	cmd.Args[0] = "strandmq"
+	if path, err := exec.LookPath("strandmq"); err == nil {
+		cmd.Path = path
+	}
+	cmd.Env = append(append(os.Environ(), "TERM=xterm-256color", "COLORTERM=truecolor"), env...)
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = person, person, person
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	person.Close()
+	if typed != "" {
+		if _, err := held.WriteString(typed); err != nil {
+			t.Fatal(err)
+		}
+	}
+	got := make(chan string)
+	go func() {
+		b, _ := io.ReadAll(held) // ends with an error when the last holder closes
+		got <- string(b)
+	}()
+	_ = cmd.Wait()
+	return strings.ReplaceAll(<-got, "\r\n", "\n"), cmd.ProcessState.ExitCode()
+}
+
+func TestAtATerminal(t *testing.T) {
+	server := scriptBroker(t)
+	on := func(env []string, typed string, args ...string) (string, int) {
+		return atTerminal(t, env, typed, append([]string{"--server", server}, args...)...)
+	}
+	if screen, code := on(nil, "", "topic", "create", "trips", "--partitions", "1"); code != 0 {
+		t.Fatalf("code %d\n%s", code, screen)
+	}
+	// Tables have lines and a bold head; NO_COLOR takes the styles, not the lines.
+	screen, _ := on(nil, "", "topic", "list")
+	if !strings.Contains(screen, "│") || !strings.Contains(screen, "\x1b[1m") {
+		t.Errorf("no drawn table:\n%q", screen)
+	}
+
+	// Progress is drawn, and wiped before the summary.
+	in := t.TempDir() + "/in.ndjson"
+	if err := os.WriteFile(in, []byte("{\"k\":\"a\"}\n{\"k\":\"b\"}\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	screen, code := on(nil, "", "publish", "trips", "--file", in, "--key-field", "k")
+	if code != 0 || !strings.Contains(screen, "publishing to trips") || !strings.Contains(screen, "100%") ||
+		!strings.Contains(screen, "\r\x1b[K2 published") {
+		t.Errorf("code %d, progress:\n%q", code, screen)
+	}
+	screen, _ = on([]string{"NO_COLOR=1"}, "", "publish", "trips", "--file", in, "--key-field", "k")
+	if strings.Contains(screen, "\x1b[38") || !strings.Contains(screen, "100%") {
+		t.Errorf("NO_COLOR is not respected:\n%q", screen)
+	}
+
+	// A body that would steer the terminal does not.
+	on(nil, "", "publish", "trips", "--key", "\x1b[31mkey", "--body", "\x1b]0;title\x07\x1b[2J")
+	screen, _ = on(nil, "", "consume", "trips", "--group", "g", "--until-empty")
+	if !strings.Contains(screen, `\x1b[31mkey`) || !strings.Contains(screen, `\x1b]0;title\x07\x1b[2J`) || strings.Contains(screen, "\x1b[2J") {
+		t.Errorf("escapes reach the terminal:\n%q", screen)
+	}
+
+	// Deleting asks; another name deletes nothing.
+	screen, code = on(nil, "tripz\n", "topic", "delete", "trips")
+	if code != exitUsage || !strings.Contains(screen, "Type the name trips to go on:") || !strings.Contains(screen, "nothing was deleted") {
+		t.Errorf("code %d\n%s", code, screen)
+	}
+	screen, code = on(nil, "trips\n", "topic", "delete", "trips")
+	if code != exitDone || !strings.Contains(screen, "topic trips deleted") {
+		t.Errorf("code %d\n%s", code, screen)
+	}
+}
