@@ -152,8 +152,10 @@ func (b *Broker) open(ctx context.Context) error {
 		return err
 	}
 	b.sessions = newSessions()
-	b.running.Go(b.watchSessions)
-	return nil
+	known := b.coord.View()
+	b.findHolders(ctx)
+	b.running.Go(func() { b.watchSessions(known) })
+	return ctx.Err()
 }
 
 // Addr is the address and port that the broker listens on.

@@ -3,6 +3,8 @@ package broker
 import (
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"time"
 
 	"github.com/strandmq/strandmq/consumer"
@@ -37,8 +39,8 @@ func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*str
 		return nil, err
 	}
 	if j.Expired != 0 {
-		// The watcher does this too; the answer means that it is done.
-		a.b.endSession(ctx, j.Topic, consumer.GroupID(j.Group.ID), j.Member.Name, j.Member.Session)
+		// The watcher would do this too; the answer means that it is done.
+		a.b.sessionEnded(ctx, j.Topic, consumer.GroupID(j.Group.ID), j.Member.Name, j.Expired)
 	}
 	return &strandmqv1.JoinResponse{
 		Session:          sessionText(j.Member.Session),
@@ -89,10 +91,15 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 	// Released before the session ends: what is still held at its end is
 	// charged.
 	gid := consumer.GroupID(g.ID)
-	err = each(ctx, t.Topic, func(ctx context.Context, _ int, id partition.PartitionID) error {
+	told := a.b.sessions.take(session)
+	err = each(ctx, t.Topic, func(ctx context.Context, i int, id partition.PartitionID) error {
+		if !told[uint32(i)] {
+			return nil
+		}
 		return a.b.groups.LeaveSession(ctx, id, gid, req.GetMember(), session)
 	})
 	if err != nil {
+		a.b.sessions.note(session, slices.Collect(maps.Keys(told))...)
 		return nil, err
 	}
 	if err := a.b.coord.Leave(ctx, g.ID, req.GetMember(), session); err != nil {

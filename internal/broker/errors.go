@@ -84,6 +84,7 @@ var table = []row{
 	{"NOT_LEADER", "unavailable", "The partition has no leader on this node at the moment.", "Wait retry_after_ms and send it again."},
 	{"IN_PROGRESS", "unavailable", "The topic or group is being created or deleted.", "Wait retry_after_ms and send it again."},
 	{"CONFLICT", "aborted", "Others kept changing the same thing at the same time.", "Look at it and try again."},
+	{"SUPERSEDED", "aborted", "The same request, by its request id, was asked again while this call waited; the later call gets the deliveries.", "Nothing, if the later call is yours; else give each call a request id of its own."},
 	{"NOT_SENT", "aborted", "An earlier message of the same call, which must be stored first, was refused.", "Send both again, in order."},
 	{"OUTCOME_UNKNOWN", "unavailable", "The broker stopped or lost leadership before it knew the outcome.", "Send it again; with a message id or a producer sequence nothing is stored twice."},
 	{"NOT_READY", "unavailable", "The broker is starting or stopping.", "Wait retry_after_ms and send it again."},

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"strings"
 	"sync"
@@ -184,6 +185,64 @@ func TestStrangersLapseAtStart(t *testing.T) {
 	again := a.one(t, "t", "g", "other")
 	if again.GetOffset() != d.GetOffset() || again.GetAttempt() != 2 {
 		t.Fatalf("got %v", again)
+	}
+	// The other one leaves, and the one that was ended can work again.
+	_, g, err = b.group("t", "g")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, ok = g.Member("other")
+	if !ok {
+		t.Fatal("no member")
+	}
+	if _, err := a.consume.Leave(ctx(t), &strandmqv1.LeaveRequest{Topic: "t", Group: "g", Member: "other", Session: sessionText(m.Session)}); err != nil {
+		t.Fatal(err)
+	}
+	if d := a.one(t, "t", "g", "m"); d.GetAttempt() != 2 {
+		t.Fatalf("got %v", d)
+	}
+}
+
+// A delivery stays with its holder when its partition goes to another member,
+// and when the broker restarts: whoever polls again sees it again.
+func TestHeldElsewhere(t *testing.T) {
+	dir := t.TempDir()
+	b := start(t, dir)
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 2)
+	a.group(t, "t", "g", nil)
+	for i := range 10 {
+		a.store(t, "t", msg(fmt.Sprint(i), "x"))
+	}
+	poll := func() map[string]bool {
+		t.Helper()
+		out := map[string]bool{}
+		res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m1", MaxMessages: 100})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range res.GetDeliveries() {
+			out[d.GetToken()] = true
+		}
+		return out
+	}
+	want := map[string]bool{}
+	waitFor(t, func() bool { want = poll(); return len(want) == 10 })
+	if _, err := a.consume.Join(ctx(t), &strandmqv1.JoinRequest{Topic: "t", Group: "g", Member: "m2"}); err != nil {
+		t.Fatal(err)
+	}
+	for round := range 3 {
+		if got := poll(); !maps.Equal(got, want) {
+			t.Fatalf("round %d: %d deliveries, want the same 10", round, len(got))
+		}
+		if round > 0 {
+			continue
+		}
+		if err := b.Close(); err != nil {
+			t.Fatal(err)
+		}
+		b = start(t, dir)
+		a = newAPI(t, b.URL())
 	}
 }
 

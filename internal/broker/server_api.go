@@ -133,7 +133,8 @@ func (h healthCheck) Check(_ context.Context, req *grpchealth.CheckRequest) (*gr
 			return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no service %s", quote(req.Service)))
 		}
 	}
-	if h.b.ready() != nil || len(h.b.faults()) > 0 && !strings.Contains(req.Service, "Node") {
+	// As for /readyz, a damaged partition does not take the others with it.
+	if h.b.ready() != nil || h.b.failure() != nil {
 		return &grpchealth.CheckResponse{Status: grpchealth.StatusNotServing}, nil
 	}
 	return &grpchealth.CheckResponse{Status: grpchealth.StatusServing}, nil

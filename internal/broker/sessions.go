@@ -2,7 +2,8 @@ package broker
 
 import (
 	"context"
-	"math"
+	"maps"
+	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -12,95 +13,114 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-// sessions remembers which partitions each session had shares of since this
+// sessions remembers in which partitions each session may hold deliveries: all
+// where it had a share in some Receive, and those where it held some when this
 // node started. A delivery stays with its holder when its partition goes to
-// another member; so the holder, polling again, must be asked there too. A
-// session that this node has not seen yet is asked everywhere, once.
+// another member; so the holder, polling again, must be asked there too, and
+// when a session ends these are the partitions to be told.
 type sessions struct {
-	mu  sync.Mutex
+	// ending is held while the partitions are told of an end, so that who finds
+	// nobody left to tell knows that it is done.
+	ending sync.Mutex
+
+	mu  sync.Mutex                 // after ending
 	had map[uint64]map[uint32]bool // guarded by mu: session → numbers of partitions
 }
 
 func newSessions() *sessions { return &sessions{had: map[uint64]map[uint32]bool{}} }
 
-func (s *sessions) forget(session uint64) {
+// note remembers that a session may hold deliveries in a partition.
+func (s *sessions) note(session uint64, numbers ...uint32) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	had := s.had[session]
+	if had == nil {
+		had = map[uint32]bool{}
+		s.had[session] = had
+	}
+	for _, n := range numbers {
+		had[n] = true
+	}
+}
+
+// take forgets a session and gives the partitions to be told of its end.
+func (s *sessions) take(session uint64) map[uint32]bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	had := s.had[session]
 	delete(s.had, session)
+	return had
 }
 
 // shares are where a member's Receive looks: its shares for new deliveries, and
 // wherever else it may hold some.
 func (s *sessions) shares(t *topic, m *coordinator.Member) []consumer.Share {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	had, seen := s.had[m.Session]
-	if !seen {
-		had = make(map[uint32]bool, len(m.Shares))
-		for i := range t.Partitions {
-			had[uint32(i)] = true
-		}
-	}
+	numbers := make([]uint32, len(m.Shares))
 	out := make([]consumer.Share, 0, len(m.Shares))
-	now := make(map[uint32]bool, len(m.Shares))
-	for _, sh := range m.Shares {
-		now[sh.Partition] = true
+	for i, sh := range m.Shares {
+		numbers[i] = sh.Partition
 		out = append(out, consumer.Share{Partition: t.Partitions[sh.Partition].ID, Share: sh.Share, Shares: sh.Shares})
 	}
-	for n := range had {
-		if !now[n] {
+	s.note(m.Session, numbers...)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := range s.had[m.Session] {
+		// A partition that is shared by key appears in a member's shares once.
+		if !slices.Contains(numbers, n) {
 			out = append(out, consumer.Share{Partition: t.Partitions[n].ID, HeldOnly: true})
 		}
-	}
-	if !seen {
-		s.had[m.Session] = now
-		return out
-	}
-	for n := range now {
-		had[n] = true
 	}
 	return out
 }
 
 // watchSessions makes the deliveries of sessions that ended lapse, in every
-// partition where the member holds some: a member that is gone, by time or by a
-// newer session, does not keep its messages until their deadlines.
-func (b *Broker) watchSessions() {
-	m, changed := b.coord.Watch()
-	b.endStrangers(m)
+// partition where the member may hold some: a member that is gone, by time or
+// by a newer session, does not keep its messages until their deadlines.
+func (b *Broker) watchSessions(m *coordinator.Map) {
 	for {
+		now, changed := b.coord.Watch()
+		for _, e := range coordinator.EndedSessions(m, now) {
+			if t, ok := now.TopicByID(e.Topic); ok && t.Phase == coordinator.Ready {
+				b.sessionEnded(b.serving, t, consumer.GroupID(e.Group), e.Member, e.Number)
+			} else {
+				b.sessions.take(e.Number)
+			}
+		}
+		m = now
 		select {
 		case <-changed:
 		case <-b.serving.Done():
 			return
 		}
-		var now *coordinator.Map
-		now, changed = b.coord.Watch()
-		for _, e := range coordinator.EndedSessions(m, now) {
-			b.sessions.forget(e.Number)
-			if t, ok := now.TopicByID(e.Topic); ok && t.Phase == coordinator.Ready {
-				b.endSession(b.serving, t, consumer.GroupID(e.Group), e.Member, e.Number+1)
-			}
-		}
-		m = now
 	}
 }
 
-// endSession ends a member's sessions before one in all partitions.
-func (b *Broker) endSession(ctx context.Context, t *coordinator.Topic, g consumer.GroupID, member string, before uint64) {
-	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+// sessionEnded makes what a session holds lapse, wherever it may hold something.
+func (b *Broker) sessionEnded(ctx context.Context, t *coordinator.Topic, g consumer.GroupID, member string, session uint64) {
+	b.sessions.ending.Lock()
+	defer b.sessions.ending.Unlock()
+	b.endSession(ctx, t, g, member, session+1, b.sessions.take(session))
+}
+
+// endSession ends a member's sessions before one in some partitions.
+func (b *Broker) endSession(ctx context.Context, t *coordinator.Topic, g consumer.GroupID, member string, before uint64, in map[uint32]bool) {
+	err := each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
+		if !in[uint32(i)] {
+			return nil
+		}
 		return b.groups.EndSession(ctx, id, g, member, before)
 	})
-	if err != nil && ctx.Err() == nil && !overdue(err) {
+	if err != nil && ctx.Err() == nil {
 		// The deliveries lapse at their deadlines instead.
 		b.log.Warn("cannot end a session", "topic", t.Name, "group", g, "member", member, "err", err)
 	}
 }
 
-// endStrangers ends, at start, what is held for members without a session:
-// their sessions ended while nobody could tell the partitions.
-func (b *Broker) endStrangers(m *coordinator.Map) {
-	for t := range m.Topics() {
+// findHolders looks, at start, who holds deliveries where. What a member with a
+// session holds is remembered. What is held for a session that ended while
+// nobody could tell the partitions is made to lapse.
+func (b *Broker) findHolders(ctx context.Context) {
+	for t := range b.coord.View().Topics() {
 		if t.Phase != coordinator.Ready {
 			continue
 		}
@@ -108,28 +128,48 @@ func (b *Broker) endStrangers(m *coordinator.Map) {
 			if g.Phase != coordinator.Ready {
 				continue
 			}
-			gid := consumer.GroupID(g.ID)
-			err := each(b.serving, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
-				state, err := b.groups.Stats(ctx, id, gid)
-				if err != nil {
-					return err
-				}
-				for _, hold := range state.Members {
-					before := uint64(math.MaxUint64)
-					if mem, ok := g.Member(hold.Member); ok {
-						before = mem.Session
-					}
-					if err := b.groups.EndSession(ctx, id, gid, hold.Member, before); err != nil {
-						return err
-					}
-				}
-				return nil
-			})
-			if err != nil && b.serving.Err() == nil {
+			if err := b.findGroupHolders(ctx, t, g); err != nil {
 				b.log.Warn("cannot look for ended sessions", "topic", t.Name, "group", g.Name, "err", err)
 			}
 		}
 	}
+}
+
+func (b *Broker) findGroupHolders(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) error {
+	states, err := b.states(ctx, t, g)
+	if err != nil {
+		return err
+	}
+	in := map[string]map[uint32]bool{}
+	for i, s := range states {
+		for _, hold := range s.Members {
+			if hold.InFlight == 0 {
+				continue
+			}
+			if in[hold.Member] == nil {
+				in[hold.Member] = map[uint32]bool{}
+			}
+			in[hold.Member][uint32(i)] = true
+		}
+	}
+	for name, held := range in {
+		if m, ok := g.Member(name); ok {
+			b.sessions.note(m.Session, slices.Collect(maps.Keys(held))...)
+			b.endSession(ctx, t, consumer.GroupID(g.ID), name, m.Session, held)
+			continue
+		}
+		// Which session it was nobody knows any more. A new one is later than
+		// all of them, and is not used for anything else.
+		j, err := b.coord.Join(ctx, t.Name, g.Name, name)
+		if err != nil {
+			return err
+		}
+		b.endSession(ctx, t, consumer.GroupID(g.ID), name, j.Member.Session, held)
+		if err := b.coord.Leave(ctx, g.ID, name, j.Member.Session); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // sessionText and parseSession are a session's one printed form.
@@ -152,13 +192,21 @@ func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID,
 		m, changed := b.coord.Watch()
 		g, ok := m.GroupByID(gid)
 		if !ok {
-			return nil, "", refuse("UNKNOWN_GROUP", "group", "the group was deleted")
+			return nil, "", errGroupGone()
 		}
 		member, err := g.Session(req.Member, req.Session)
 		if err != nil {
 			return nil, "", err
 		}
 		req.Shares = b.sessions.shares(t, member)
+		if b.coord.View() != m {
+			// The session may have ended between the look at it and the note of
+			// it, which would then stay, and its partitions would not be told.
+			if _, err := b.stillOpen(gid, req); err != nil {
+				b.sessions.take(req.Session)
+				return nil, "", err
+			}
+		}
 		req.Wait = max(0, time.Until(end))
 		if req.Wait == 0 {
 			return b.groups.Receive(ctx, req)
@@ -186,6 +234,17 @@ func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID,
 		return deliveries, idle, err
 	}
 }
+
+// stillOpen looks whether a session is in the newest map.
+func (b *Broker) stillOpen(gid coordinator.GroupID, req consumer.ReceiveRequest) (*coordinator.Member, error) {
+	g, ok := b.coord.View().GroupByID(gid)
+	if !ok {
+		return nil, errGroupGone()
+	}
+	return g.Session(req.Member, req.Session)
+}
+
+func errGroupGone() error { return refuse("UNKNOWN_GROUP", "group", "the group was deleted") }
 
 // attend keeps a waiting session alive, and interrupts the wait when its group
 // changed or the node stops.

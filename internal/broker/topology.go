@@ -2,7 +2,6 @@ package broker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -270,11 +269,4 @@ func (b *Broker) reconcile(ctx context.Context) error {
 		}
 	}
 	return ctx.Err()
-}
-
-// overdue tells an error of a deletion or creation that somebody else finished
-// in the meantime.
-func overdue(err error) bool {
-	var gone *coordinator.ErrNotFound
-	return errors.As(err, &gone)
 }

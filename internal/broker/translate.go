@@ -165,6 +165,8 @@ func consumerError(err error) *refusal {
 		limit     *consumer.ErrReplayLimit
 		replaying *consumer.ErrReplaying
 		policy    *consumer.ErrBadPolicy
+		receive   *consumer.ErrBadReceive
+		again     *consumer.ErrSuperseded
 	)
 	switch {
 	case errors.As(err, &stale):
@@ -185,6 +187,10 @@ func consumerError(err error) *refusal {
 		return refuse("REPLAY_LIMIT", "", "%s", err)
 	case errors.As(err, &replaying):
 		return refuse("REPLAYING", "which", "%s", err)
+	case errors.As(err, &receive):
+		return refuse("BAD_VALUE", receive.Field, "%s", receive.Why)
+	case errors.As(err, &again):
+		return refuse("SUPERSEDED", "request_id", "%s", err)
 	case errors.As(err, &policy):
 		return refuse("BAD_POLICY", "policy", "%s", err)
 	}
