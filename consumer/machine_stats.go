@@ -173,7 +173,7 @@ func (g *group) whyIdle(at partition.Position) string {
 }
 
 // where tells where one message stands.
-func (g *group) where(o partition.Offset) MessageInGroup {
+func (g *group) where(o partition.Offset, now partition.Millis) MessageInGroup {
 	res := MessageInGroup{Group: g.id, Name: g.name}
 	if i, ok := g.offsets.find(uint64(o)); ok {
 		e := &g.entries[i]
@@ -181,9 +181,9 @@ func (g *group) where(o partition.Offset) MessageInGroup {
 		switch e.at {
 		case inFlight:
 			res.State = "in-flight"
-			res.Detail = fmt.Sprintf("held by %s until %d", g.members[e.member].name, e.until)
+			res.Detail = fmt.Sprintf("held by %s, for %d ms more", g.members[e.member].name, max(e.until-now, 0))
 		case failed:
-			res.State, res.Detail = "backing-off", fmt.Sprintf("next attempt not before %d", e.until)
+			res.State, res.Detail = "backing-off", fmt.Sprintf("next attempt in %d ms at the earliest", max(e.until-now, 0))
 		case ready:
 			res.State = "ready"
 		case parked:

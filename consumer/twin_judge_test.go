@@ -81,6 +81,7 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 	case g.start != tw.start || g.epoch != tw.epoch || g.paused != tw.paused || g.policy != tw.pol:
 		w.fail("%v: start %d epoch %d paused %v policy %+v; the twin has %d %d %v %+v", tg.id, g.start, g.epoch, g.paused, g.policy, tw.start, tw.epoch, tw.paused, tw.pol)
 	}
+	grown, before, strands := g.scanned > tw.scanned, tw.waiting(), tw.waitingStrands()
 	tw.scanned = g.scanned
 	if w.fault != nil {
 		return
@@ -91,6 +92,18 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 	for _, m := range tw.msgs {
 		if w.fault == nil {
 			w.compare(tg, m, w.see(g, m.off))
+		}
+	}
+	if grown {
+		// Replayed messages have room of their own, which the machine gives up
+		// while they are out: so the bound holds with as many added.
+		if n := tw.waiting() - tw.replayingOf(Selector{All: true}); n > max(before, int(tw.pol.MaxDeferred)) {
+			w.fail("%v: %d messages wait, at most %d may", tg.id, n, tw.pol.MaxDeferred)
+		}
+		for strand, n := range tw.waitingStrands() {
+			if n > max(strands[strand], int(tw.pol.MaxDeferredKey)) {
+				w.fail("%v: %d messages of key %d wait, at most %d may", tg.id, n, strand, tw.pol.MaxDeferredKey)
+			}
 		}
 	}
 	if w.fault == nil && (g.handedOut != tw.handed || g.retried != tw.failed) {

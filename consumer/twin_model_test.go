@@ -611,3 +611,29 @@ func (w *twin) unfinished() *twinMsg {
 	}
 	return nil
 }
+
+// waiting counts what was scanned and waits; what is replayed has room of its
+// own.
+func (w *twin) waiting() (n int) {
+	for _, k := range w.waitingStrands() {
+		n += k
+	}
+	return n
+}
+
+func (w *twin) waitingStrands() map[uint64]int {
+	ns := map[uint64]int{}
+	for _, m := range w.msgs {
+		if m.off >= w.start && m.off < w.scanned && !m.replaying && (m.phase == tFresh || m.phase == tBackoff) {
+			switch w.pol.Mode {
+			case ByKey:
+				ns[m.key]++
+			case ByPartition:
+				ns[0]++
+			default:
+				ns[uint64(m.off)]++
+			}
+		}
+	}
+	return ns
+}

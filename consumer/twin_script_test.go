@@ -41,7 +41,7 @@ func parseTwinScript(s string) (ops []twinOp) {
 // steps of the whole partition; the others are of one group.
 var twinShared = map[string]bool{
 	"publish": true, "advance": true, "wait": true, "back": true, "drive": true, "apply": true, "drain": true,
-	"checkpoint": true, "restart": true, "lead": true,
+	"keys": true, "checkpoint": true, "restart": true, "lead": true,
 }
 
 // twinWeights is how often a random script takes which step.
@@ -71,7 +71,14 @@ var twinWeights = []struct {
 	{"restart", 2},
 	{"lead", 2},
 	{"lost", 1},
-	{"delete", 0},
+	{"rogue", 4},
+	{"delete", 1},
+}
+
+// evenly draws a number below a power of two. Rapid prefers small ones, of which
+// only the lowest bits differ; the factor spreads them over all bits.
+func evenly(t *rapid.T, name string, below int) int {
+	return rapid.IntRange(0, below-1).Draw(t, name) * 7919 % below
 }
 
 func drawTwinScript(t *rapid.T, groups, most int) []twinOp {
@@ -81,20 +88,20 @@ func drawTwinScript(t *rapid.T, groups, most int) []twinOp {
 			kinds = append(kinds, w.do)
 		}
 	}
-	ops := make([]twinOp, 0, most)
+	ops := []twinOp{{do: "keys", a: rapid.SampledFrom([]int{5, 2, 1}).Draw(t, "keys"), b: rapid.IntRange(0, 1).Draw(t, "deadly")}}
 	for g := range groups {
-		ops = append(ops, twinOp{"create", g, rapid.IntRange(0, 1<<20).Draw(t, "policy"), rapid.IntRange(0, 3).Draw(t, "start"), 0})
+		ops = append(ops, twinOp{"create", g, evenly(t, "policy", 1<<20), rapid.IntRange(0, 3).Draw(t, "start"), 0})
 	}
 	step := rapid.Custom(func(t *rapid.T) twinOp {
 		return twinOp{
-			do: rapid.SampledFrom(kinds).Draw(t, "do"),
-			g:  rapid.IntRange(0, groups-1).Draw(t, "g"),
-			a:  rapid.IntRange(0, 255).Draw(t, "a"),
-			b:  rapid.IntRange(0, 255).Draw(t, "b"),
-			c:  rapid.IntRange(0, 255).Draw(t, "c"),
+			do: kinds[evenly(t, "do", 1<<16)%len(kinds)],
+			g:  evenly(t, "g", 256) / 7 % groups,
+			a:  evenly(t, "a", 256),
+			b:  evenly(t, "b", 256),
+			c:  evenly(t, "c", 256),
 		}
 	})
-	n := rapid.SampledFrom([]int{1, most / 4, most / 2, most}).Draw(t, "steps")
+	n := rapid.SampledFrom([]int{most, most / 2, most / 4, 1}).Draw(t, "steps")
 	return append(ops, rapid.SliceOfN(step, n, n+10).Draw(t, "ops")...)
 }
 
@@ -228,14 +235,21 @@ func (w *twinWorld) do(op twinOp) {
 			}
 			w.flush()
 		}
+		w.late = op.c%3 == 1
+		defer func() { w.late = false }()
 	}
 	switch op.do {
+	case "keys":
+		w.keys, w.deadly = max(1, op.a), op.b == 1
 	case "publish":
 		for i := range 1 + op.a%4 {
-			w.publish((op.b+i*op.c)%5, op.c%50)
+			w.publish((op.b+i*op.c)%w.keys, op.c%50)
 		}
 	case "receive":
 		w.receive(g, op)
+		if op.a/32%2 == 1 {
+			w.drain()
+		}
 	case "again":
 		w.receiveAgain(g, op)
 	case "cancel":
@@ -311,7 +325,12 @@ func (w *twinWorld) do(op twinOp) {
 		w.changeLeader(op)
 	case "lost":
 		w.loseReply(g, op)
+	case "rogue":
+		w.rogue(g, op)
 	case "delete":
+		if op.a%4 != 0 {
+			return
+		}
 		if err := w.shell.DeleteGroup(context.Background(), twinPart, g.id); err != nil {
 			w.fail("delete: %v", err)
 		}
@@ -493,6 +512,9 @@ func (w *twinWorld) settleSome(g *twinGroup, op twinOp) {
 			return
 		}
 		s := Settlement{Token: t, Action: []Action{Ack, Nack, Reject, Nack, Extend, Release, Reject, Ack}[(op.a/4+i*3)%8]}
+		if w.deadly && s.Action != Extend && (op.a+i)%3 > 0 {
+			s.Action = Reject
+		}
 		switch s.Action {
 		case Nack:
 			s.Delay = []partition.Millis{0, 0, 700, 1}[op.b%4]
@@ -513,6 +535,8 @@ func (w *twinWorld) settleSome(g *twinGroup, op twinOp) {
 	}
 	before := ""
 	if op.c%5 == 0 {
+		w.late = false // nothing else may come between
+		w.flush()
 		before = w.stateHash()
 	}
 	res := w.shell.Settle(context.Background(), g.id, ss)
@@ -731,6 +755,40 @@ func (w *twinWorld) applyOld() {
 	for len(w.pending) > 0 && w.fault == nil {
 		w.applyNext()
 	}
+}
+
+// rogue applies what a leader would not propose unless much had changed on the
+// way: hand-outs of anything to anybody, lapses of everything that is out, from
+// this epoch or the last one. Apply has to void what does not hold.
+func (w *twinWorld) rogue(g *twinGroup, op twinOp) {
+	tw := g.tw
+	epoch := tw.epoch
+	if op.c%8 == 7 && epoch > 0 {
+		epoch--
+	}
+	var lapses []lapse
+	for _, m := range tw.msgs {
+		if len(m.outs) > 0 && op.b%2 == 0 {
+			lapses = append(lapses, lapse{m.off, m.outs[len(m.outs)-1-op.c%len(m.outs)].num})
+		}
+	}
+	if len(lapses) > 0 {
+		w.apply(twinEntry{cmd: encodeLapses(w.now, g.id, epoch, lapses), now: w.now, from: "drive"})
+	}
+	var p planWriter
+	p.reset(max(tw.scanned, partition.Offset(op.b%3)) - partition.Offset(op.b%3))
+	for _, name := range twinMembers {
+		p.table = append(p.table, planMember{name: name, session: g.session(name) - uint64(op.c/8%2)})
+	}
+	for i, m := range tw.msgs {
+		if (i+op.a)%3 != 0 {
+			p.redeliver(m.off, (i*op.b+op.a)%len(p.table))
+		}
+	}
+	for _, m := range tw.msgs[p.base:min(len(tw.msgs), int(p.base)+op.a%5)] {
+		p.pass(m.key, uint32(m.size), int32((int(m.off)+op.a)%(len(p.table)+1))-1)
+	}
+	w.apply(twinEntry{cmd: p.encode(w.now, g.id, epoch, 1<<40), now: w.now, from: "drive"})
 }
 
 // loseReply settles with a reply that is lost, and asks again: after that the

@@ -40,6 +40,9 @@ type twinWorld struct {
 	inbox   []any
 	leading bool
 	fate    twinFate
+	late    bool // the leader has a turn between a proposal of the shell and its application
+	keys    int  // so many keys are published to
+	deadly  bool // most settlements reject
 	wake    partition.Millis
 
 	groups []*twinGroup
@@ -199,6 +202,15 @@ func (w *twinWorld) Propose(_ context.Context, id partition.PartitionID, cmd []b
 	for len(w.pending) > 0 {
 		w.applyNext()
 	}
+	var behind []twinEntry
+	if w.late {
+		cmds, wake := w.app.Drive(w.now, w)
+		w.wake = wake
+		for _, c := range cmds {
+			behind = append(behind, twinEntry{cmd: bytes.Clone(c), now: w.now, from: "drive"})
+		}
+	}
+	defer func() { w.pending = append(w.pending, behind...) }()
 	res := w.apply(twinEntry{cmd: bytes.Clone(cmd), now: w.now, from: "shell"})
 	if fate == fateUnknownApplied {
 		return nil, &partition.ErrUnknown{Partition: id, Why: "reply lost"}
@@ -438,7 +450,7 @@ func firstDifference(a, b string) string {
 }
 
 func newTwinWorld() *twinWorld {
-	w := &twinWorld{rows: newTwinRows(), mirror: newTwinRows(), now: 1_000_000}
+	w := &twinWorld{rows: newTwinRows(), mirror: newTwinRows(), now: 1_000_000, keys: 5}
 	w.app, _ = NewApp(twinPart, w.rows)
 	w.second, _ = NewApp(twinPart, w.mirror)
 	w.shell = newShell(w, 99)

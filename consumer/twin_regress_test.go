@@ -1,0 +1,89 @@
+package consumer
+
+import "testing"
+
+// TestTwinRegressions runs scripts that once failed.
+func TestTwinRegressions(t *testing.T) {
+	for _, c := range []struct{ name, script string }{
+		{"a message waits for its backoff and the clock goes back", `
+			create 0 29 0 0
+			create 1 0 0 0
+			receive 0 0 0 0
+			publish 0 0 0 0
+			drain 1 0 0 0
+			lost 0 1 0 1
+			lost 1 0 0 0
+			back 0 1 0 0
+			receive 0 0 0 0`},
+		{"a message is given back to the call that is under way", `
+			create 0 2 0 0
+			receive 0 1 0 0
+			publish 0 0 0 0
+			publish 0 0 0 0
+			settle 0 20 0 1
+			receive 0 1 0 2
+			settle 0 20 1 0`},
+		{"a reset comes between a plan and its reply", `
+			create 0 0 0 0
+			receive 0 0 0 2
+			publish 1 0 0 0
+			reset 0 0 0 0`},
+		{"a dead letter lies behind the target of a reset", `
+			create 0 0 0 0
+			publish 0 1 0 0
+			publish 0 0 1 0
+			receive 0 0 0 1
+			publish 0 0 0 0
+			settle 0 8 0 1
+			settle 0 8 0 2
+			publish 0 1 0 0
+			reset 0 0 0 0
+			drain 0 0 0 0
+			replay 0 0 0 0
+			discard 0 0 0 0`},
+		{"a replayed dead letter is dead again and parks its key", `
+			create 0 418114 0 0
+			receive 0 0 0 0
+			publish 1 0 0 0
+			drain 1 0 0 0
+			lost 0 1 0 1
+			replay 0 0 0 0
+			publish 0 0 0 0
+			reset 0 1 0 0`},
+		{"a reset keeps the attempts of a replay", `
+			create 0 1 0 0
+			publish 0 1 0 0
+			receive 0 0 0 0
+			drain 0 0 0 0
+			settle 0 8 0 1
+			replay 0 0 0 0
+			again 0 0 0 0
+			settle 0 4 0 1
+			settle 0 4 0 1
+			reset 0 1 0 0`},
+		{"a dead letter ahead of the scan fills the last place of what may wait", `
+			create 0 0 0 0
+			publish 0 0 0 0
+			publish 0 2 0 1
+			receive 0 0 0 2
+			policy 0 1 0 0
+			settle 0 0 0 0
+			policy 0 1 1 2
+			settle 0 4 0 56
+			reset 0 0 0 0`},
+		{"a request is asked again while its member holds all that it may", `
+			create 0 1048576 0 0
+			publish 0 1 0 1
+			receive 0 0 0 2
+			settle 0 0 0 1
+			receive 0 3 0 88
+			again 0 0 1 0`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			ops := parseTwinScript(c.script)
+			if err := inBubble(t, func() error { return newTwinWorld().run(ops) }); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
