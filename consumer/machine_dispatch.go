@@ -68,6 +68,8 @@ func (h *hand) fire(now partition.Millis, cmds [][]byte) [][]byte {
 // before, then of what follows in the log. It tells whether there is more to do
 // at once.
 func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) (_ [][]byte, more bool) {
+	// A plan that was given up for lost and came after all may have scanned on.
+	h.next = max(h.next, h.g.scanned)
 	if !h.work(log) || !h.wanted() {
 		return cmds, false
 	}
