@@ -211,7 +211,8 @@ type consumption struct {
 	began time.Time
 
 	taken, acked, failed, dead, stale int
-	asked                             bool // a first Receive was made
+	asked                             bool      // a first Receive was made
+	looked                            time.Time // when the counts were last asked for
 }
 
 func (c *consumption) summary() string {
@@ -255,7 +256,7 @@ func (c *consumption) receive(ctx context.Context, n int, wait time.Duration) ([
 // pollTime is how long a Receive waits: short when an empty answer is news.
 func (c *consumption) pollTime() time.Duration {
 	if c.f.untilEmpty {
-		return 500 * time.Millisecond
+		return 200 * time.Millisecond
 	}
 	return 20 * time.Second
 }
@@ -331,6 +332,14 @@ func (c *consumption) print(ctx context.Context) error {
 				c.acked++
 			} else {
 				c.stale++
+			}
+		}
+		// Fewer than could have come: perhaps that was all. Asking for the counts
+		// now and then costs less than waiting for an empty answer.
+		if len(got) < n && time.Since(c.looked) > 200*time.Millisecond {
+			c.looked = time.Now()
+			if done, err := c.finished(ctx); done || err != nil {
+				return err
 			}
 		}
 	}

@@ -61,7 +61,9 @@ func TestKill(t *testing.T) {
 	}
 	stopPublishing()
 	publishers.Wait()
+	killed := time.Now()
 	s.drain()
+	t.Logf("drained in %v", time.Since(killed))
 	stopConsuming()
 	members.Wait()
 	h := s.history()

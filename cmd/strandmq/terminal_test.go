@@ -8,33 +8,41 @@ import (
 	"os"
 	"os/exec"
 	"strings"
+	"syscall"
 	"testing"
-
-	"golang.org/x/sys/unix"
+	"unsafe"
 )
+
+// What Linux calls the requests to unlock a pseudo-terminal, to ask for its
+// number, and to set its size.
+const (
+	unlockTerminal = 0x40045431 // TIOCSPTLCK
+	numberTerminal = 0x80045430 // TIOCGPTN
+	sizeTerminal   = 0x5414     // TIOCSWINSZ
+)
+
+func ioctl(t *testing.T, f *os.File, request uintptr, arg unsafe.Pointer) {
+	t.Helper()
+	if _, _, errno := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), request, uintptr(arg)); errno != 0 {
+		t.Fatalf("ioctl %#x: %v", request, errno)
+	}
+}
 
 // openTerminal opens a pair of pseudo-terminals: what the test holds, and what a
 // command takes for a person.
 func openTerminal(t *testing.T) (held, person *os.File) {
 	t.Helper()
-	held, err := os.OpenFile("/dev/ptmx", os.O_RDWR|unix.O_NOCTTY, 0)
+	held, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
 		t.Skipf("no pseudo-terminals here: %v", err)
 	}
 	t.Cleanup(func() { held.Close() })
-	fd := int(held.Fd())
-	if err := unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0); err != nil {
-		t.Fatal(err)
-	}
-	n, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	var locked, n int32
+	ioctl(t, held, unlockTerminal, unsafe.Pointer(&locked))
+	ioctl(t, held, numberTerminal, unsafe.Pointer(&n))
+	ioctl(t, held, sizeTerminal, unsafe.Pointer(&[4]uint16{40, 200}))
+	person, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|syscall.O_NOCTTY, 0)
 	if err != nil {
-		t.Fatal(err)
-	}
-	person, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", n), os.O_RDWR|unix.O_NOCTTY, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 40, Col: 200}); err != nil {
 		t.Fatal(err)
 	}
 	return held, person
