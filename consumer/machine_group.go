@@ -376,7 +376,9 @@ func (g *group) give(i, m int32, session, request uint64) {
 		g.keys[e.key].inFlight++
 	}
 	g.hold(i, m)
-	g.tellDeadline(i)
+	if !g.policy.AtMostOnce {
+		g.tellDeadline(i) // else it is settled by this very entry
+	}
 }
 
 func (g *group) hold(i, m int32) {

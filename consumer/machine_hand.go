@@ -243,7 +243,7 @@ func (g *group) tellBackoff(i int32) {
 }
 
 func (g *group) tellDeadline(i int32) {
-	if g.hand != nil && !g.policy.AtMostOnce {
+	if g.hand != nil {
 		g.hand.pushTimer(i, g.entries[i].until)
 	}
 }
