@@ -71,6 +71,25 @@ func TestTwinRegressions(t *testing.T) {
 			policy 0 1 1 2
 			settle 0 4 0 56
 			reset 0 0 0 0`},
+		{"a plan that was given up for lost scans on", `
+			create 0 2 0 0
+			publish 0 1 1 0
+			rogue 0 3 0 0
+			policy 0 0 121 245
+			drain 0 0 0 0
+			receive 0 0 0 252
+			drain 0 0 0 0
+			publish 0 0 0 0
+			drain 0 0 0 0`},
+		{"a delivery is extended when its group became at-most-once", `
+			create 0 0 0 0
+			publish 0 0 0 0
+			receive 0 0 0 0
+			drain 0 0 0 0
+			policy 0 128 2 2
+			drain 0 0 0 0
+			settle 0 18 1 1
+			drain 0 0 0 0`},
 		{"a request is asked again while its member holds all that it may", `
 			create 0 1048576 0 0
 			publish 0 1 0 1

@@ -226,6 +226,9 @@ func (w *twinWorld) do(op twinOp) {
 			return
 		}
 		if g == nil || g.gone {
+			if op.do == "due" {
+				w.dues = append(w.dues, 0)
+			}
 			return
 		}
 		if op.do != "receive" && op.do != "again" && op.do != "cancel" && op.do != "due" {
@@ -415,6 +418,9 @@ func (w *twinWorld) receive(g *twinGroup, op twinOp) {
 		Max:      []int{1, 2, 5, 100}[op.c%4],
 		MaxBytes: []int{0, 0, 0, 30}[op.c/4%4],
 		Wait:     []time.Duration{0, time.Hour, time.Hour, 500 * time.Millisecond}[op.c/16%4],
+	}
+	if w.patient && req.Wait > 0 {
+		req.Wait = time.Hour
 	}
 	if op.a%32 == 31 {
 		req.Session-- // one that has ended, or never was

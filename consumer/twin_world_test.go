@@ -42,6 +42,7 @@ type twinWorld struct {
 	fate    twinFate
 	late    bool // the leader has a turn between a proposal of the shell and its application
 	keys    int  // so many keys are published to
+	patient bool // no call's wait runs out: draining takes time in the bubble
 	deadly  bool // most settlements reject
 	wake    partition.Millis
 
