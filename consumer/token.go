@@ -5,6 +5,7 @@ import (
 	"encoding/base64"
 	"encoding/binary"
 	"math/bits"
+	"strings"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -54,7 +55,7 @@ func ParseToken(s string) (Token, error) {
 		return Token{}, &ErrToken{Why: "too long"}
 	}
 	b, err := tokenText.Strict().DecodeString(s)
-	if err != nil {
+	if err != nil || strings.ContainsAny(s, "\r\n") { // the decoder passes over line ends
 		return Token{}, &ErrToken{Why: "not base64url without padding"}
 	}
 	r := reader{b: b}
