@@ -83,7 +83,9 @@ func (r *reader) policy() Policy {
 	p.Backoff, p.BackoffMax = partition.Millis(r.uvarint()), partition.Millis(r.uvarint())
 	p.MaxAttempts, p.MaxInFlightMember, p.MaxInFlightPartition = r.uint32(), r.uint32(), r.uint32()
 	p.MaxDeferred, p.MaxDeferredKey = r.uint32(), r.uint32()
-	if r.bad == "" && (flags > 1 || p.Validate() != nil) {
+	// Only what could not be acted on is refused: the bounds of Validate may
+	// change, and old logs must still be read.
+	if r.bad == "" && (flags > 1 || p.Mode < ByKey || p.Mode > NoOrder || p.OnExhaustion < Skip || p.OnExhaustion > Park) {
 		r.fail("impossible policy")
 	}
 	return p

@@ -3,10 +3,11 @@ package consumer
 import "github.com/strandmq/strandmq/partition"
 
 const (
-	maxPlanItems = 4096    // messages in one plan: keeps a turn under a millisecond or two
-	maxPlanBytes = 4 << 20 // of log that one turn looks at
-	maxOpenPlans = 4       // plans of a group on their way at once
-	maxLapses    = 4096    // in one command
+	maxPlanItems   = 4096    // messages in one plan: keeps a turn under a millisecond or two
+	maxPlanBytes   = 4 << 20 // of log that one turn looks at
+	maxPlanMembers = 1024    // calls that one plan gives to: its table stays small
+	maxOpenPlans   = 4       // plans of a group on their way at once
+	maxLapses      = 4096    // in one command
 
 	// A plan that was not applied after so long is taken for lost. If it comes
 	// after all it is applied like any other.
@@ -148,6 +149,9 @@ func (h *hand) pick(l *lane, p *openPlan, size uint32) (index int32) {
 		}
 		w := l.queue[l.cursor]
 		l.cursor++
+		if w.plan != p.id && len(p.waiters) >= maxPlanMembers {
+			continue
+		}
 		if !w.gone && h.canHold(w) && w.Taker.Take(int(size)) {
 			return h.taken(w, p, size)
 		}

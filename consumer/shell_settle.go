@@ -11,9 +11,12 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-// maxSettleCommand is how many settlements one command carries: it keeps a
-// partition's turn short.
-const maxSettleCommand = 4096
+// How many settlements one command carries, and how much of their reasons: it
+// keeps a partition's turn short.
+const (
+	maxSettleCommand = 4096
+	maxSettleReasons = 256 << 10 // bytes
+)
 
 // Settle settles deliveries of a group, each with a result of its own. What is
 // confirmed is in the log. Each partition's settlements are one command, applied
@@ -32,8 +35,9 @@ func (s *Shell) Settle(ctx context.Context, gid GroupID, settlements []Settlemen
 	var calls sync.WaitGroup
 	for len(order) > 0 {
 		pid := settlements[order[0]].Token.Partition
-		n := 1
-		for n < len(order) && n < maxSettleCommand && settlements[order[n]].Token.Partition == pid {
+		n, reasons := 0, 0
+		for n < len(order) && n < maxSettleCommand && reasons < maxSettleReasons && settlements[order[n]].Token.Partition == pid {
+			reasons += len(settlements[order[n]].Reason)
 			n++
 		}
 		part := order[:n:n]
