@@ -62,6 +62,35 @@ type hand struct {
 	behind   bool             // a plan was void in part: look again at what follows
 	writer   planWriter
 	lapses   []lapse
+	queries  []Query // wait for what is on its way to their sessions
+}
+
+// coming tells whether something is on its way to the session, and request, of
+// a query: proposed and not applied yet. An answer before that would not have
+// it, and nobody would ask for it again.
+func (h *hand) coming(q Query) bool {
+	for _, p := range h.open {
+		for i, w := range p.waiters {
+			if p.taken[i].n > 0 && w.Member == q.Member && w.Session == q.Session && (q.Request == 0 || w.Request == q.Request) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// answer answers the queries for which nothing is on its way any more.
+func (h *hand) answer() {
+	kept := h.queries[:0]
+	for _, q := range h.queries {
+		if h.coming(q) {
+			kept = append(kept, q)
+			continue
+		}
+		q.Done(h.g.part, h.g.holding(q))
+	}
+	clear(h.queries[len(kept):])
+	h.queries = kept
 }
 
 // lane is one share of a partition's keys: what of it can go, and who gets it.
@@ -123,6 +152,7 @@ func (h *hand) rewind() {
 	for i := range h.g.members {
 		h.g.members[i].planned = 0
 	}
+	h.answer()
 }
 
 // rebuild finds what can go, and when the rest can, from the state alone.
@@ -309,6 +339,10 @@ func (h *hand) dismiss(w *waiter, why error) {
 
 // end sends everybody away.
 func (h *hand) end(why error) {
+	for _, q := range h.queries {
+		q.Done(h.g.part, Holding{Err: why})
+	}
+	h.queries = nil
 	h.flush()
 	h.rewind()
 	for _, w := range h.waiters {
@@ -418,6 +452,7 @@ func (h *hand) planDone(p *openPlan) {
 		h.reserved.clear()
 		h.next, h.behind = h.g.scanned, false
 	}
+	h.answer()
 }
 
 // tell calls Tried for those who wait for it.

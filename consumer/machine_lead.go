@@ -36,6 +36,10 @@ func (a *App) Event(ev any) {
 			ev.Done(a.id, Holding{Err: err})
 			return
 		}
+		if g.hand.coming(ev) {
+			g.hand.queries = append(g.hand.queries, ev)
+			return
+		}
 		ev.Done(a.id, g.holding(ev))
 	case Wake:
 	}

@@ -95,7 +95,9 @@ func (h *Host) loop() {
 		}
 
 		now := h.cfg.Now()
-		c.due(now)
+		if !stopped { // Apps get no more turns, so a wake that is due would be due for ever
+			c.due(now)
+		}
 		moved := c.ready() && inflight < h.cfg.SyncsInFlight
 		if moved {
 			w, answers, err := c.pump(now)
