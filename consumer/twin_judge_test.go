@@ -294,7 +294,7 @@ func (w *twinWorld) judgeCall(c *twinCall) {
 	if len(c.out) > c.req.Max {
 		w.fail("%s: %d deliveries, asked for %d", name, len(c.out), c.req.Max)
 	}
-	size, fresh := 0, false
+	size, fresh, old := 0, false, false
 	got := map[uint64]bool{}
 	for i, d := range c.out {
 		if i > 0 && c.out[i-1].Message.Offset >= d.Message.Offset {
@@ -333,13 +333,16 @@ func (w *twinWorld) judgeCall(c *twinCall) {
 		if id := c.req.RequestID; id != "" && o.request != requestTag(id) && o.request != 0 {
 			w.fail("%s: hand-out %d of %d is another request's", name, o.num, m.off)
 		}
-		fresh = fresh || o.num > c.begun
+		fresh, old = fresh || o.num > c.begun, old || o.num <= c.begun
 		got[o.num] = true
 		o.given = true
 		tg.tokens = append(tg.tokens, d.Token)
 	}
 	if limit := c.req.MaxBytes; limit > 0 && len(c.out) > 1 && size > limit {
 		w.fail("%s: %d bytes, asked for %d", name, size, limit)
+	}
+	if c.req.RequestID != "" && fresh && old {
+		w.fail("%s: P8: a retry was given new deliveries beside those that it had: %s", name, deliveriesText(c.out))
 	}
 	// P8: what the session holds comes before anything new; and a retried
 	// request has again what it had.
