@@ -1,6 +1,3 @@
-// Package partition is one replicated, ordered log, many times over: it stores
-// messages, decides their offsets, suppresses duplicates, and drives whatever
-// state is attached to a log.
 package partition
 
 import (
