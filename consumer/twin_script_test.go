@@ -768,6 +768,7 @@ func (w *twinWorld) applyOld() {
 // this epoch or the last one. Apply has to void what does not hold.
 func (w *twinWorld) rogue(g *twinGroup, op twinOp) {
 	tw := g.tw
+	tw.ruled = tw.step // a call under way may find what its share would not have given it
 	epoch := tw.epoch
 	if op.c%8 == 7 && epoch > 0 {
 		epoch--
