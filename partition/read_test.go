@@ -252,6 +252,22 @@ func TestWake(t *testing.T) {
 	}
 }
 
+// An App whose wish for a turn is due while the host stops does not keep it
+// from stopping: it gets no more turns.
+func TestCloseWithADueWake(t *testing.T) {
+	n := newNode(t, Config{NewApp: newCounter(func(_ *counter, now Millis, _ Log) ([][]byte, Millis) {
+		return nil, now
+	})})
+	n.create(1)
+	closed := make(chan struct{})
+	go func() { n.stop(); close(closed) }()
+	select {
+	case <-closed:
+	case <-within(t).Done():
+		t.Fatal("the host does not stop")
+	}
+}
+
 // A restart applies again what is behind the checkpoint, and no more; after a
 // clean stop nothing.
 func TestReplaysOnlyTheTail(t *testing.T) {
