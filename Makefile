@@ -43,8 +43,13 @@ house: build ## Import table, package pages, promises, links, dependency list, R
 unit: ## Tests of all packages
 	$(GO) test -vet=off $$($(GO) list ./... | grep -v /internal/house)
 
-race: ## Tests of the concurrent packages under the race detector
-	$(GO) test -vet=off -race -short -timeout 15m $(RACE)
+race: ## Tests of the concurrent packages under the race detector (needs a C compiler)
+	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ]; then \
+		echo '$(GO) test -race -short $(RACE)'; \
+		$(GO) test -vet=off -race -short -timeout 15m $(RACE); \
+	else \
+		echo 'SKIPPED: the race detector needs a C compiler and there is none here; install gcc and run make race.'; \
+	fi
 
 bench: ## Benchmarks; BENCH=regexp BENCHTIME=1s COUNT=1
 	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
