@@ -111,7 +111,7 @@ func TestLostAnswers(t *testing.T) {
 // A change is made from the policy as it is when the change is applied: one
 // that is overtaken starts over, and gives up at last.
 func TestAlterOvertaken(t *testing.T) {
-	_, c, g := withGroup(t, 1)
+	_, c, _ := withGroup(t, 1)
 	ctx := context.Background()
 	tries := 0
 	overtake := func(times int) func(*strandmqv1.GroupPolicy) error {

@@ -119,7 +119,6 @@ type counter struct {
 	id    PartitionID
 	rows  Rows
 	n     uint64
-	seen  []string
 	ledAt []uint64 // how many commands were applied whenever it began to lead
 
 	events []string

@@ -286,7 +286,7 @@ func checkJSONRequest(b []byte) error {
 				i++
 			}
 			text := b[start : i+1]
-			if len(text) <= 15 || bytes.IndexAny(text, ".eE") < 0 {
+			if len(text) <= 15 || !bytes.ContainsAny(text, ".eE") {
 				continue // too short to lose a digit, or an integer
 			}
 			f, err := strconv.ParseFloat(string(text), 64)

@@ -98,7 +98,8 @@ func (r Raw) check() *Error {
 	if r.b[0]&^(recKey|recID) != 0 {
 		return &Error{Why: "unknown flags"}
 	}
-	at, ok := 9, true
+	at := 9
+	var ok bool
 	var f []byte
 	if r.HasKey() {
 		if f, at, ok = field(r.b, at); !ok {

@@ -69,8 +69,7 @@ func (s *Store) abandon() error {
 }
 
 func (s *Store) open() error {
-	fresh, err := s.lookAt()
-	if err != nil {
+	if _, err := s.lookAt(); err != nil {
 		return err
 	}
 	if err := s.lockDir(); err != nil {
@@ -78,7 +77,8 @@ func (s *Store) open() error {
 	}
 	// What was there before the lock was held may have been another process
 	// at work.
-	if fresh, err = s.lookAt(); err != nil {
+	fresh, err := s.lookAt()
+	if err != nil {
 		return err
 	}
 	var t testimony

@@ -77,13 +77,11 @@ func (s *Store) iterate(ns Namespace, p uint64, from, to []byte, reverse bool, f
 		return s.readError(err, all)
 	}
 	defer func() { _ = it.Close() }()
-	ok, step := false, it.Next
+	first, step := it.First, it.Next
 	if reverse {
-		ok, step = it.Last(), it.Prev
-	} else {
-		ok = it.First()
+		first, step = it.Last, it.Prev
 	}
-	for ; ok; ok = step() {
+	for ok := first(); ok; ok = step() {
 		v, err := it.ValueAndErr()
 		if err != nil {
 			return s.readError(err, all)
