@@ -311,7 +311,7 @@ func TestCrowd(t *testing.T) {
 							mu.Unlock()
 						}
 						r := n.shell.Settle(ctx, 1, []Settlement{{Token: d.Token, Action: action}})
-						var unknown *partition.ErrUnknown
+						var unknown *partition.ErrOutcomeUnknown
 						if errors.As(r[0].Err, &unknown) || errors.Is(r[0].Err, context.DeadlineExceeded) || errors.Is(r[0].Err, context.Canceled) {
 							// Whether it counts shows when it is asked again.
 							r = n.shell.Settle(context.Background(), 1, []Settlement{{Token: d.Token, Action: action}})

@@ -182,7 +182,7 @@ func (s *Shell) deadCommand(ctx context.Context, pid partition.PartitionID, gid 
 	}
 	d, ok := res.(deadResult)
 	if !ok {
-		return deadResult{}, &partition.ErrUnknown{Partition: pid, Why: "no result came back"}
+		return deadResult{}, &partition.ErrOutcomeUnknown{Partition: pid, Why: "no result came back"}
 	}
 	return d, nil
 }

@@ -70,7 +70,7 @@ func (s *Shell) settlePart(ctx context.Context, pid partition.PartitionID, gid G
 	case errors.As(err, &gone):
 		err = &ErrStale{Why: fmt.Sprintf("partition %v is no more", pid)}
 	case err == nil && (!ok || len(results) != len(part)):
-		err = &partition.ErrUnknown{Partition: pid, Why: "no results came back"}
+		err = &partition.ErrOutcomeUnknown{Partition: pid, Why: "no results came back"}
 	}
 	for i, at := range part {
 		if err != nil {

@@ -810,7 +810,7 @@ func (w *twinWorld) loseReply(g *twinGroup, op twinOp) {
 	applied := w.fate == fateUnknownApplied
 	res := w.shell.Settle(context.Background(), g.id, []Settlement{s})
 	w.fate = fateApplied
-	var unknown *partition.ErrUnknown
+	var unknown *partition.ErrOutcomeUnknown
 	if len(res) != 1 || !errors.As(res[0].Err, &unknown) {
 		w.fail("a lost reply: %v", res)
 		return

@@ -197,7 +197,7 @@ func (w *twinWorld) Propose(_ context.Context, id partition.PartitionID, cmd []b
 	fate := w.fate
 	w.fate = fateApplied
 	if fate == fateUnknownLost {
-		return nil, &partition.ErrUnknown{Partition: id, Why: "lost"}
+		return nil, &partition.ErrOutcomeUnknown{Partition: id, Why: "lost"}
 	}
 	// What was proposed before stands before it in the log.
 	for len(w.pending) > 0 {
@@ -214,7 +214,7 @@ func (w *twinWorld) Propose(_ context.Context, id partition.PartitionID, cmd []b
 	defer func() { w.pending = append(w.pending, behind...) }()
 	res := w.apply(twinEntry{cmd: bytes.Clone(cmd), now: w.now, from: "shell"})
 	if fate == fateUnknownApplied {
-		return nil, &partition.ErrUnknown{Partition: id, Why: "reply lost"}
+		return nil, &partition.ErrOutcomeUnknown{Partition: id, Why: "reply lost"}
 	}
 	return res, nil
 }

@@ -61,7 +61,7 @@ var _ Host = (*partition.Host)(nil)
 //
 // Methods that change something return when the change is committed and in the
 // map that View returns. Beside the errors they name, they return those of
-// Host.Propose; after a *partition.ErrUnknown they can be called again: all but
+// Host.Propose; after a *partition.ErrOutcomeUnknown they can be called again: all but
 // Join change nothing the second time, and a second Join only ends the session
 // of the first.
 type Coordinator struct {

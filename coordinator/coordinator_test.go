@@ -76,7 +76,7 @@ func TestWatch(t *testing.T) {
 func TestLostAnswers(t *testing.T) {
 	h, c, _ := withGroup(t, 2)
 	ctx := context.Background()
-	lost := &partition.ErrUnknown{Why: "test"}
+	lost := &partition.ErrOutcomeUnknown{Why: "test"}
 	h.fail = lost
 	if _, _, err := c.CreateTopic(ctx, TopicSpec{Name: "x"}); !errors.Is(err, error(lost)) {
 		t.Fatalf("got %v", err)

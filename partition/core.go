@@ -388,7 +388,7 @@ func (c *core) fail(g *group, err error) {
 		_ = c.batch().SetMeta(uint64(g.id), metaApplied, st.append(nil))
 		g.unsaved = false
 	}
-	g.stop(d, &ErrUnknown{Partition: g.id, Why: "the partition stopped"})
+	g.stop(d, &ErrOutcomeUnknown{Partition: g.id, Why: "the partition stopped"})
 	g.shelf.mu.Lock()
 	g.shelf.fault = d
 	g.shelf.info.Fault = d.Why
@@ -466,7 +466,7 @@ func (c *core) drop(id PartitionID) (*write, error) {
 	}
 	g.gone = true
 	gone := &ErrUnknownPartition{Partition: id}
-	g.stop(gone, &ErrUnknown{Partition: id, Why: "the partition was dropped"})
+	g.stop(gone, &ErrOutcomeUnknown{Partition: id, Why: "the partition was dropped"})
 	c.tail.drop(g.shelf)
 	c.since -= g.since
 	delete(c.groups, id)

@@ -31,7 +31,7 @@
 // App.Apply sees every command in the order of the log, and after a restart
 // again those behind the last checkpoint, at the same positions. Nothing is
 // sent, applied or answered that is not durable here. Every proposal gets an
-// answer; where the outcome cannot be known, the answer says so (*ErrUnknown).
+// answer; where the outcome cannot be known, the answer says so (*ErrOutcomeUnknown).
 // Queues, caches and rows that wait for a checkpoint are bounded by Config.
 //
 // # What it refuses

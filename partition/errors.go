@@ -38,15 +38,15 @@ func (e *ErrNotLeader) Error() string {
 	return fmt.Sprintf("partition %v is led by node %v: ask there", e.Partition, e.Leader)
 }
 
-// ErrUnknown tells that the outcome of a call is not known: it may have
+// ErrOutcomeUnknown tells that the outcome of a call is not known: it may have
 // happened or may happen yet. Repeat it only if it carries an id, a producer
 // sequence, or is harmless twice.
-type ErrUnknown struct {
+type ErrOutcomeUnknown struct {
 	Partition PartitionID
 	Why       string
 }
 
-func (e *ErrUnknown) Error() string {
+func (e *ErrOutcomeUnknown) Error() string {
 	return fmt.Sprintf("partition %v: outcome unknown (%s): repeat it only if it can be told from a second one", e.Partition, e.Why)
 }
 

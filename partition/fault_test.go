@@ -80,7 +80,7 @@ func failNthWrite(t *testing.T, n int64) (hit bool) {
 		}
 	}
 	if failure != nil {
-		var unknown *ErrUnknown
+		var unknown *ErrOutcomeUnknown
 		var stopped *ErrStopped
 		if !errors.As(failure, &unknown) && !errors.As(failure, &stopped) {
 			t.Fatalf("write %d: the caller got %T %v", n, failure, failure)
@@ -124,7 +124,7 @@ func TestPoisonStopsOnePartition(t *testing.T) {
 	if _, err := n.Propose(within(t), 1, []byte("fine")); err != nil {
 		t.Fatal(err)
 	}
-	var unknown *ErrUnknown
+	var unknown *ErrOutcomeUnknown
 	if _, err := n.Propose(within(t), 1, []byte("poison")); !errors.As(err, &unknown) {
 		t.Fatalf("the proposer got %v", err)
 	}

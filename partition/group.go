@@ -274,7 +274,7 @@ func (g *group) ready() error {
 		// Whoever waits for an entry of a term that has passed will not hear
 		// of it: another leader's log may hold it, or not.
 		for g.waiting.len() > 0 && (!g.isLead || g.waiting.at(0).term != g.term) {
-			g.answer(answer{p: g.waiting.pop(), err: &ErrUnknown{Partition: g.id, Why: "leadership was lost"}})
+			g.answer(answer{p: g.waiting.pop(), err: &ErrOutcomeUnknown{Partition: g.id, Why: "leadership was lost"}})
 		}
 	}
 	return nil
@@ -442,7 +442,7 @@ func (g *group) isNext(id uint64) bool {
 			continue
 		}
 		for range i {
-			g.answer(answer{p: g.waiting.pop(), err: &ErrUnknown{Partition: g.id, Why: "the proposal vanished"}})
+			g.answer(answer{p: g.waiting.pop(), err: &ErrOutcomeUnknown{Partition: g.id, Why: "the proposal vanished"}})
 		}
 		return true
 	}

@@ -154,7 +154,7 @@ func (h *Host) Partitions() []PartitionID {
 
 // Publish stores one record batch and returns what became of each record when
 // all are on disk. It stamps the batch, in place. If ctx ends first, the error
-// is *ErrUnknown and the batch must not be touched any more.
+// is *ErrOutcomeUnknown and the batch must not be touched any more.
 func (h *Host) Publish(ctx context.Context, id PartitionID, batch []byte) ([]Stored, error) {
 	type answer struct {
 		stored []Stored
@@ -168,7 +168,7 @@ func (h *Host) Publish(ctx context.Context, id PartitionID, batch []byte) ([]Sto
 	case a := <-ch:
 		return a.stored, a.err
 	case <-ctx.Done():
-		return nil, &ErrUnknown{Partition: id, Why: context.Cause(ctx).Error()}
+		return nil, &ErrOutcomeUnknown{Partition: id, Why: context.Cause(ctx).Error()}
 	}
 }
 
@@ -207,7 +207,7 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 }
 
 // Propose puts a command into a partition's log and returns what App.Apply made
-// of it. If ctx ends first, the error is *ErrUnknown. The command must not be
+// of it. If ctx ends first, the error is *ErrOutcomeUnknown. The command must not be
 // changed any more.
 func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, error) {
 	if len(cmd) > maxCommandBytes {
@@ -236,7 +236,7 @@ func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, er
 	case a := <-ch:
 		return a.result, a.err
 	case <-ctx.Done():
-		return nil, &ErrUnknown{Partition: id, Why: context.Cause(ctx).Error()}
+		return nil, &ErrOutcomeUnknown{Partition: id, Why: context.Cause(ctx).Error()}
 	}
 }
 
@@ -321,7 +321,7 @@ func (h *Host) call(ctx context.Context, id PartitionID, fn func(reply func(erro
 	case err := <-ch:
 		return err
 	case <-ctx.Done():
-		return &ErrUnknown{Partition: id, Why: context.Cause(ctx).Error()}
+		return &ErrOutcomeUnknown{Partition: id, Why: context.Cause(ctx).Error()}
 	}
 }
 

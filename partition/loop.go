@@ -172,7 +172,7 @@ func (h *Host) isStopped() bool {
 // end makes the last checkpoint.
 func (h *Host) end() {
 	for _, g := range h.core.order {
-		g.stop(h.stoppedError(), &ErrUnknown{Partition: g.id, Why: "the node stopped"})
+		g.stop(h.stoppedError(), &ErrOutcomeUnknown{Partition: g.id, Why: "the node stopped"})
 	}
 	w, err := h.core.checkpointAll()
 	h.back.put(h.core.takeAnswers())
@@ -204,7 +204,7 @@ func (h *Host) fall(err error, rest []input) {
 		}
 	}
 	for _, g := range h.core.order {
-		g.stop(stopped, &ErrUnknown{Partition: g.id, Why: "the node's store stopped"})
+		g.stop(stopped, &ErrOutcomeUnknown{Partition: g.id, Why: "the node's store stopped"})
 	}
 	for _, w := range h.core.writes {
 		if w.then != nil {

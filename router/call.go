@@ -28,7 +28,7 @@ func newCall(n int) *Call {
 func (c *Call) Done() <-chan struct{} { return c.done }
 
 // Wait returns a result per message, in the order of the call. When ctx ends
-// first, messages without answer get an *ErrUnknown: they may be stored all the
+// first, messages without answer get an *ErrOutcomeUnknown: they may be stored all the
 // same. Wait may be called once.
 func (c *Call) Wait(ctx context.Context) []Result {
 	select {
@@ -41,7 +41,7 @@ func (c *Call) Wait(ctx context.Context) []Result {
 	c.abandoned = true
 	for i := range c.results {
 		if r := &c.results[i]; r.Partition == unanswered {
-			*r = Result{Err: &ErrUnknown{Err: context.Cause(ctx)}}
+			*r = Result{Err: &ErrOutcomeUnknown{Err: context.Cause(ctx)}}
 		}
 	}
 	return c.results
@@ -62,7 +62,7 @@ func (c *Call) begin(batch []int) {
 // all.
 func (c *Call) answer(partition int, batch []int, stored []Stored, err error) {
 	if err == nil && len(stored) != len(batch) {
-		err = &ErrUnknown{Err: fmt.Errorf("the log answered %d results for %d messages", len(stored), len(batch))}
+		err = &ErrOutcomeUnknown{Err: fmt.Errorf("the log answered %d results for %d messages", len(stored), len(batch))}
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -52,14 +52,14 @@ func (e *ErrNotSent) Error() string {
 // Unwrap gives the earlier message's refusal.
 func (e *ErrNotSent) Unwrap() error { return e.Err }
 
-// ErrUnknown is a message that was sent and may or may not have been stored,
+// ErrOutcomeUnknown is a message that was sent and may or may not have been stored,
 // since nobody waited for the answer to the end.
-type ErrUnknown struct{ Err error }
+type ErrOutcomeUnknown struct{ Err error }
 
 // Error says what to do.
-func (e *ErrUnknown) Error() string {
+func (e *ErrOutcomeUnknown) Error() string {
 	return fmt.Sprintf("it is not known whether the message was stored (%v); sending it again with the same message id or producer sequence stores it once", e.Err)
 }
 
 // Unwrap gives what ended the wait.
-func (e *ErrUnknown) Unwrap() error { return e.Err }
+func (e *ErrOutcomeUnknown) Unwrap() error { return e.Err }

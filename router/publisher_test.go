@@ -406,7 +406,7 @@ func TestGivingUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	res := c.Wait(ctx)
-	var unknown *ErrUnknown
+	var unknown *ErrOutcomeUnknown
 	var bad *ErrMessage
 	if !errors.As(res[0].Err, &unknown) || !errors.Is(res[0].Err, context.Canceled) || !errors.As(res[1].Err, &bad) {
 		t.Fatalf("%+v", res)
@@ -428,7 +428,7 @@ func TestLogErrors(t *testing.T) {
 	}
 	// A log that answers too few results is not believed.
 	res, err = NewPublisher(shortLog{}, Config{}).Publish(context.Background(), Request{Table: evenTable(t, 1), Records: []record.Record{keyed("k", "a")}})
-	var unknown *ErrUnknown
+	var unknown *ErrOutcomeUnknown
 	if err != nil || !errors.As(res[0].Err, &unknown) {
 		t.Errorf("%v, %+v", err, res)
 	}

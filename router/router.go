@@ -10,7 +10,7 @@
 // does not stop its neighbours, and that a message refused for lack of room
 // stops the later ones of its partition, so that trying again keeps their
 // order. It refuses to guess: a message whose fate is not known is answered
-// with *ErrUnknown.
+// with *ErrOutcomeUnknown.
 //
 //	Submit(messages) ──check each──► key ─hash─► Table ─► partition
 //	                                                        │ one record batch each

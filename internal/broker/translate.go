@@ -69,7 +69,7 @@ func routerError(err error) *refusal {
 	var (
 		message *router.ErrMessage
 		call    *router.ErrCall
-		unknown *router.ErrUnknown
+		unknown *router.ErrOutcomeUnknown
 	)
 	switch {
 	case errors.As(err, &unknown):
@@ -118,7 +118,7 @@ func partitionError(err error) *refusal {
 		unknownPart *partition.ErrUnknownPartition
 		full        *partition.ErrFull
 		notLeader   *partition.ErrNotLeader
-		unknown     *partition.ErrUnknown
+		unknown     *partition.ErrOutcomeUnknown
 		stopped     *partition.ErrStopped
 		damaged     *partition.ErrDamaged
 		expired     *partition.ErrExpired
