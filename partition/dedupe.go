@@ -2,6 +2,7 @@ package partition
 
 import (
 	"bytes"
+	"encoding/binary"
 	"fmt"
 	"math"
 
@@ -104,9 +105,9 @@ func (d *dedupe) decide(p *pending, rows *rowBuf) error {
 	prod.fresh = append(prod.fresh, r)
 
 	d.key = runKey(d.key[:0], name, r.first)
-	rows.end(appendRunRow(rows.begin(logstore.Producers, d.key), d.key, r))
+	rows.end(appendRunRow(rows.begin(logstore.Producers, d.key), r))
 	d.key = nextKey(d.key[:0], name)
-	rows.end(appendNextRow(rows.begin(logstore.Producers, d.key), d.key, prod.next))
+	rows.end(appendNextRow(rows.begin(logstore.Producers, d.key), prod.next))
 	return nil
 }
 
@@ -207,7 +208,7 @@ func (d *dedupe) byID(p *pending, from int, rows *rowBuf) error {
 		}
 		keep = append(keep, idRef{offset: p.offset(i), body: xxhash.Sum64(raw.Body())})
 		d.ids[key] = keep
-		rows.end(appendIDRow(rows.begin(logstore.IDs, key[:]), key[:], keep))
+		rows.end(appendIDRow(rows.begin(logstore.IDs, key[:]), keep))
 	}
 }
 
@@ -222,8 +223,8 @@ func keyOf(id, key []byte, hasKey bool) (k idKey) {
 	if hasKey {
 		h = xxhash.Sum64(key)
 	}
-	putUint64(k[:8], xxhash.Sum64(id))
-	putUint64(k[8:], h)
+	binary.BigEndian.PutUint64(k[:8], xxhash.Sum64(id))
+	binary.BigEndian.PutUint64(k[8:], h)
 	return k
 }
 
@@ -237,7 +238,7 @@ func (d *dedupe) refs(key idKey) ([]idRef, error) {
 	if err != nil || row == nil {
 		return nil, err
 	}
-	return decodeIDRow(key[:], row)
+	return decodeIDRow(row)
 }
 
 // producer returns what is known of a producer; one that is not known has sent
@@ -253,7 +254,7 @@ func (d *dedupe) producer(name []byte) (*producer, error) {
 		return nil, err
 	}
 	if row != nil {
-		if p.next, err = decodeNextRow(key, row); err != nil {
+		if p.next, err = decodeNextRow(row); err != nil {
 			return nil, err
 		}
 	}

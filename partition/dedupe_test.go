@@ -195,7 +195,7 @@ func TestHashCollisionSuppressesNothing(t *testing.T) {
 	// message with another id.
 	k := keyOf([]byte("second"), nil, false)
 	wb := n.store.NewBatch()
-	if err := wb.Set(0x21, 1, k[:], appendIDRow(nil, k[:], []idRef{{offset: 0}})); err != nil {
+	if err := wb.Set(0x21, 1, k[:], appendIDRow(nil, []idRef{{offset: 0}})); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.store.CommitNoSync(wb); err != nil {

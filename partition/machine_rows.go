@@ -3,36 +3,18 @@ package partition
 import (
 	"encoding/binary"
 	"fmt"
-	"hash/crc32"
 	"slices"
 )
 
-// The rows that a partition keeps beside its log, and their layout. Each ends in
-// a CRC32C over its key and value, so that damage, and a row under a wrong key,
-// are seen. Values are little endian; keys big endian, because they sort.
-
-var castagnoli = crc32.MakeTable(crc32.Castagnoli)
-
-func sealRow(key, value []byte) []byte {
-	return binary.LittleEndian.AppendUint32(value, crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value))
-}
-
-func unsealRow(what string, key, row []byte, least int) ([]byte, error) {
-	if len(row) < 4+least {
-		return nil, fmt.Errorf("a row of %s has %d bytes, at least %d are needed", what, len(row), 4+least)
-	}
-	v := row[: len(row)-4 : len(row)-4]
-	want := binary.LittleEndian.Uint32(row[len(v):])
-	if got := crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, v); got != want {
-		return nil, fmt.Errorf("a row of %s has checksum %08x, computed %08x", what, want, got)
-	}
-	return v, nil
-}
+// The rows that a partition keeps beside its log, and their layout. Values are
+// little endian; keys big endian, because they sort. The store seals every row,
+// so what is decoded here is what was written, under this key; the checks that
+// are left are of the layout.
 
 // indexRow tells where one stored batch stands in the log. Key: the offset of
 // its first stored message. A batch of which nothing was stored has no row.
 //
-//	index u64 │ at u32 │ records u16 │ stored u16 │ time i64 │ bytes u64 │ suppressed u16 … │ crc
+//	index u64 │ at u32 │ records u16 │ stored u16 │ time i64 │ bytes u64 │ suppressed u16 …
 type indexRow struct {
 	base       Offset
 	index      Index    // the entry
@@ -50,8 +32,7 @@ func (r *indexRow) end() Offset { return r.base + Offset(r.stored) }
 
 func offsetKey(dst []byte, o Offset) []byte { return binary.BigEndian.AppendUint64(dst, uint64(o)) }
 
-func (r *indexRow) append(dst, key []byte) []byte {
-	at := len(dst)
+func (r *indexRow) append(dst []byte) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(r.index))
 	dst = binary.LittleEndian.AppendUint32(dst, r.at)
 	dst = binary.LittleEndian.AppendUint16(dst, r.records)
@@ -61,16 +42,12 @@ func (r *indexRow) append(dst, key []byte) []byte {
 	for _, i := range r.suppressed {
 		dst = binary.LittleEndian.AppendUint16(dst, i)
 	}
-	return append(dst[:at], sealRow(key, dst[at:])...)
+	return dst
 }
 
-func decodeIndexRow(key, row []byte) (indexRow, error) {
-	v, err := unsealRow("the offset index", key, row, indexRowLen)
-	if err != nil {
-		return indexRow{}, err
-	}
-	if len(key) != 8 {
-		return indexRow{}, fmt.Errorf("a key of the offset index has %d bytes, want 8", len(key))
+func decodeIndexRow(key, v []byte) (indexRow, error) {
+	if len(key) != 8 || len(v) < indexRowLen {
+		return indexRow{}, fmt.Errorf("a row of the offset index has a key of %d and a value of %d bytes, want 8 and at least %d", len(key), len(v), indexRowLen)
 	}
 	r := indexRow{
 		base:    Offset(binary.BigEndian.Uint64(key)),
@@ -106,21 +83,16 @@ type idRef struct {
 	body   uint64 // hash of the body
 }
 
-func appendIDRow(dst, key []byte, refs []idRef) []byte {
-	at := len(dst)
+func appendIDRow(dst []byte, refs []idRef) []byte {
 	for _, r := range refs {
 		dst = binary.LittleEndian.AppendUint64(dst, uint64(r.offset))
 		dst = binary.LittleEndian.AppendUint64(dst, r.body)
 	}
-	return append(dst[:at], sealRow(key, dst[at:])...)
+	return dst
 }
 
-func decodeIDRow(key, row []byte) ([]idRef, error) {
-	v, err := unsealRow("the message ids", key, row, 16)
-	if err != nil {
-		return nil, err
-	}
-	if len(v)%16 != 0 {
+func decodeIDRow(v []byte) ([]idRef, error) {
+	if len(v) == 0 || len(v)%16 != 0 {
 		return nil, fmt.Errorf("a row of the message ids has %d bytes, want a multiple of 16", len(v))
 	}
 	refs := make([]idRef, 0, len(v)/16)
@@ -132,8 +104,8 @@ func decodeIDRow(key, row []byte) ([]idRef, error) {
 
 // Producer rows are of two kinds, by the key's first byte.
 //
-//	'n' │ producer                     next sequence u64 │ crc
-//	'r' │ n u8 │ producer │ ^first u64 base u64 │ count u16 │ { record u16 │ what u8 │ offset u64 } … │ crc
+//	'n' │ producer                     next sequence u64
+//	'r' │ n u8 │ producer │ ^first u64 base u64 │ count u16 │ { record u16 │ what u8 │ offset u64 } …
 //
 // A run is a batch's sequences and what became of them: those that are not
 // listed were stored, at base and on. The first sequence is inverted in the
@@ -178,8 +150,7 @@ const (
 
 const verdictLen = 2 + 1 + 8
 
-func appendRunRow(dst, key []byte, r run) []byte {
-	at := len(dst)
+func appendRunRow(dst []byte, r run) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(r.base))
 	dst = binary.LittleEndian.AppendUint16(dst, r.count)
 	for _, v := range r.odd {
@@ -187,15 +158,11 @@ func appendRunRow(dst, key []byte, r run) []byte {
 		dst = append(dst, byte(v.what))
 		dst = binary.LittleEndian.AppendUint64(dst, uint64(v.offset))
 	}
-	return append(dst[:at], sealRow(key, dst[at:])...)
+	return dst
 }
 
-func decodeRunRow(key, row []byte) (run, error) {
-	v, err := unsealRow("the producers", key, row, 10)
-	if err != nil {
-		return run{}, err
-	}
-	if len(key) < 10 || (len(v)-10)%verdictLen != 0 {
+func decodeRunRow(key, v []byte) (run, error) {
+	if len(key) < 10 || len(v) < 10 || (len(v)-10)%verdictLen != 0 {
 		return run{}, fmt.Errorf("a row of the producers has a key of %d and a value of %d bytes", len(key), len(v))
 	}
 	r := run{
@@ -209,6 +176,17 @@ func decodeRunRow(key, row []byte) (run, error) {
 	return r, nil
 }
 
+func appendNextRow(dst []byte, next uint64) []byte {
+	return binary.LittleEndian.AppendUint64(dst, next)
+}
+
+func decodeNextRow(v []byte) (uint64, error) {
+	if len(v) != 8 {
+		return 0, fmt.Errorf("a row of the producers has %d bytes, want 8", len(v))
+	}
+	return binary.LittleEndian.Uint64(v), nil
+}
+
 // Meta rows of a partition, by name.
 const (
 	metaConf       byte = 'c' // the replicas, as raft encodes them
@@ -217,7 +195,6 @@ const (
 )
 
 // appliedRow is the log tier's state: written in the batch of its effects.
-// The store seals it.
 //
 //	index u64 │ start u64 │ end u64 │ bytes u64 │ duplicates u64 │ time i64
 type appliedRow struct {
@@ -248,7 +225,7 @@ func decodeAppliedRow(v []byte) (appliedRow, error) {
 }
 
 // The checkpoint is the position that the App's rows include: written in the
-// batch of the rows. The store seals it.
+// batch of the rows.
 //
 //	index u64 │ start u64 │ end u64
 func appendCheckpoint(dst []byte, p Position) []byte {
@@ -264,23 +241,4 @@ func decodeCheckpoint(v []byte) (Position, error) {
 	}
 	u := func(i int) uint64 { return binary.LittleEndian.Uint64(v[8*i:]) }
 	return Position{Index(u(0)), Offset(u(1)), Offset(u(2))}, nil
-}
-
-func putUint64(dst []byte, v uint64) { binary.BigEndian.PutUint64(dst, v) }
-
-func appendNextRow(dst, key []byte, next uint64) []byte {
-	at := len(dst)
-	dst = binary.LittleEndian.AppendUint64(dst, next)
-	return append(dst[:at], sealRow(key, dst[at:])...)
-}
-
-func decodeNextRow(key, row []byte) (uint64, error) {
-	v, err := unsealRow("the producers", key, row, 8)
-	if err != nil {
-		return 0, err
-	}
-	if len(v) != 8 {
-		return 0, fmt.Errorf("a row of the producers has %d bytes, want 8", len(v))
-	}
-	return binary.LittleEndian.Uint64(v), nil
 }

@@ -78,7 +78,7 @@ func (l *messageLog) apply(index Index, at int, b record.Batch) (outcome, error)
 	l.state.end = s.row.end()
 	s.row.time, s.row.bytes = l.state.time, l.state.bytes
 	l.key = offsetKey(l.key[:0], s.row.base)
-	l.rows.end(s.row.append(l.rows.begin(logstore.Offsets, l.key), l.key))
+	l.rows.end(s.row.append(l.rows.begin(logstore.Offsets, l.key)))
 	l.tail.add(l.shelf, s)
 	return out, nil
 }

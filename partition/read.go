@@ -107,7 +107,7 @@ func (h *Host) FindID(id PartitionID, key []byte, hasKey bool, messageID string)
 	if err != nil || row == nil {
 		return 0, false, err
 	}
-	refs, err := decodeIDRow(k[:], row)
+	refs, err := decodeIDRow(row)
 	if err != nil {
 		return 0, false, &ErrDamaged{Partition: id, Why: err.Error()}
 	}
@@ -133,9 +133,9 @@ func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID st
 	k := keyOf([]byte(messageID), nil, false)
 	var refs []idRef
 	var bad error
-	err = h.cfg.Store.Iterate(logstore.IDs, uint64(id), k[:8], prefixEnd(k[:8]), func(key, row []byte) bool {
+	err = h.cfg.Store.Iterate(logstore.IDs, uint64(id), k[:8], prefixEnd(k[:8]), func(_, row []byte) bool {
 		var more []idRef
-		if more, bad = decodeIDRow(key, row); bad != nil {
+		if more, bad = decodeIDRow(row); bad != nil {
 			return false
 		}
 		refs = append(refs, more...)

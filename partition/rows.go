@@ -20,11 +20,7 @@ func (r *appRows) Get(key []byte) ([]byte, error) {
 	if n := r.over.find(key); n != nil {
 		return n.value, nil
 	}
-	row, err := r.store.Get(logstore.AppRows, uint64(r.id), key)
-	if err != nil || row == nil {
-		return nil, err
-	}
-	return unsealRow("the app", key, row, 0)
+	return r.store.Get(logstore.AppRows, uint64(r.id), key)
 }
 
 // Put implements Rows.
@@ -45,8 +41,7 @@ func (r *appRows) Scan(prefix, from []byte, fn func(key, value []byte) bool) err
 	within := func(n *overlayNode) bool { return n != nil && bytes.HasPrefix(n.key, prefix) }
 	more := true
 	give := func(key, value []byte) { more = fn(key, value) }
-	var bad error
-	err := r.store.Iterate(logstore.AppRows, uint64(r.id), start, prefixEnd(prefix), func(k, row []byte) bool {
+	err := r.store.Iterate(logstore.AppRows, uint64(r.id), start, prefixEnd(prefix), func(k, v []byte) bool {
 		for within(over) && bytes.Compare(over.key, k) < 0 {
 			if over.value != nil {
 				if give(over.key, over.value); !more {
@@ -62,17 +57,9 @@ func (r *appRows) Scan(prefix, from []byte, fn func(key, value []byte) bool) err
 			over = over.next[0]
 			return more
 		}
-		v, err := unsealRow("the app", k, row, 0)
-		if err != nil {
-			bad, more = err, false
-			return false
-		}
 		give(k, v)
 		return more
 	})
-	if err == nil {
-		err = bad
-	}
 	if err != nil {
 		return err
 	}
@@ -87,14 +74,12 @@ func (r *appRows) Scan(prefix, from []byte, fn func(key, value []byte) bool) err
 // flush puts what was written since the last checkpoint into a store batch.
 // The overlay stays until the batch is committed.
 func (r *appRows) flush(wb *logstore.Batch) error {
-	var buf []byte
 	for n := r.over.seek(nil); n != nil; n = n.next[0] {
 		var err error
 		if n.value == nil {
 			err = wb.Delete(logstore.AppRows, uint64(r.id), n.key)
 		} else {
-			buf = sealRow(n.key, append(buf[:0], n.value...))
-			err = wb.Set(logstore.AppRows, uint64(r.id), n.key, buf)
+			err = wb.Set(logstore.AppRows, uint64(r.id), n.key, n.value)
 		}
 		if err != nil {
 			return err

@@ -287,7 +287,7 @@ func (b *Batch) SetMeta(p uint64, name byte, value []byte) error {
 	if value == nil {
 		return b.fail2(b.b.Delete(key, nil))
 	}
-	return b.fail2(b.b.Set(key, seal(key, append(make([]byte, 0, len(value)+4), value...)), nil))
+	return b.fail2(b.b.Set(key, seal(key, append(make([]byte, 0, len(value)+sealLen), value...)), nil))
 }
 
 func (b *Batch) checkRows(ns Namespace, p uint64) error {
@@ -297,14 +297,15 @@ func (b *Batch) checkRows(ns Namespace, p uint64) error {
 	return b.err
 }
 
-// Set writes a row. Key and value are copied.
+// Set writes a row, sealed. Key and value are copied.
 func (b *Batch) Set(ns Namespace, p uint64, key, value []byte) error {
 	if err := b.checkRows(ns, p); err != nil {
 		return err
 	}
-	op := b.b.SetDeferred(prefixLen+len(key), len(value))
+	op := b.b.SetDeferred(prefixLen+len(key), len(value)+sealLen)
 	putRowKey(op.Key, ns, p, key)
 	copy(op.Value, value)
+	seal(op.Key, op.Value[:len(value)])
 	return b.fail2(op.Finish())
 }
 

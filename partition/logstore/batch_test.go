@@ -1,6 +1,7 @@
 package logstore
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"sync"
@@ -147,6 +148,66 @@ func TestDamagedEntry(t *testing.T) {
 	}
 	if n := faults.Load(); n > 2 {
 		t.Fatalf("told %d times", n)
+	}
+}
+
+// TestDamagedRow writes rows behind the engine's back: the engine's checksums are
+// right, the row's is not, or it is that of another key.
+func TestDamagedRow(t *testing.T) {
+	for _, ns := range []Namespace{Offsets, IDs, Producers, AppRows} {
+		t.Run(ns.String(), func(t *testing.T) {
+			told := make(chan Fault, 10)
+			cfg := testConfig(newMem())
+			cfg.OnFault = func(f Fault) { told <- f }
+			s := mustOpen(t, cfg)
+			defer func() { _ = s.Close() }()
+			commit(t, s, func(b *Batch) {
+				for _, p := range []uint64{1, 2} {
+					_ = b.Set(ns, p, []byte("a"), []byte("first"))
+					_ = b.Set(ns, p, []byte("b"), []byte("second"))
+					_ = b.Set(ns, p, []byte("c"), nil)
+				}
+			})
+			row, err := s.get(appendKey(nil, ns, 1, []byte("a")), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			flipped := bytes.Clone(row)
+			flipped[2] ^= 1
+			for name, wrong := range map[string][]byte{
+				"another row's": row, "a flipped bit": flipped, "cut": row[:len(row)-1], "no checksum": row[:3], "nothing": {},
+			} {
+				if err := s.db.Set(appendKey(nil, ns, 1, []byte("b")), wrong, nil); err != nil {
+					t.Fatal(err)
+				}
+				var d *ErrDamaged
+				if v, err := s.Get(ns, 1, []byte("b")); !errors.As(err, &d) || v != nil || d.Ranges[0].Partition != 1 {
+					t.Errorf("%s: read as %q, %v", name, v, err)
+				}
+				var seen []string
+				look := func(k, v []byte) bool { seen = append(seen, string(k)+"="+string(v)); return true }
+				if err := s.Iterate(ns, 1, nil, nil, look); !errors.As(err, &d) || fmt.Sprint(seen) != "[a=first]" {
+					t.Errorf("%s: walked %q, %v", name, seen, err)
+				}
+				seen = nil
+				if err := s.IterateReverse(ns, 1, nil, nil, look); !errors.As(err, &d) || fmt.Sprint(seen) != "[c=]" {
+					t.Errorf("%s: walked back %q, %v", name, seen, err)
+				}
+				seen = nil
+				if err := s.Iterate(ns, 2, nil, nil, look); err != nil || fmt.Sprint(seen) != "[a=first b=second c=]" {
+					t.Errorf("%s: the other partition gives %q, %v", name, seen, err)
+				}
+			}
+			if f := <-told; f.Stopped {
+				t.Errorf("told %v", f)
+			}
+			if v, err := s.AppendGet([]byte("before "), ns, 1, []byte("a")); err != nil || string(v) != "before first" {
+				t.Errorf("appended %q, %v", v, err)
+			}
+			if v, err := s.Get(ns, 1, []byte("c")); err != nil || v == nil || len(v) != 0 {
+				t.Errorf("an empty row is %v, %v", v, err)
+			}
+		})
 	}
 }
 

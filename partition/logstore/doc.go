@@ -28,9 +28,10 @@
 // batch committed before it. Wait returns nil only after that.
 //
 // What is read is what was written. Each entry carries a checksum over itself,
-// its key and the checksum of the one before it; reading verifies it and the
-// chain. What does not verify is not returned: the error names partition and
-// range, and everything else is still served.
+// its key and the checksum of the one before it, each row one over itself and
+// its key; reading verifies them, and the chain. What does not verify is not
+// returned: the error names the partition, of entries the range too, and
+// everything else is still served.
 //
 // A store that comes back older than what it acknowledged does not open. Pebble
 // alone would open it: it takes a record that does not read for the end of the

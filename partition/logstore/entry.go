@@ -84,21 +84,27 @@ func decodeEntry(key, value []byte) (e Entry, crc, prev uint32, err error) {
 	}, crc, binary.LittleEndian.Uint32(value[4:]), nil
 }
 
-// Small rows of this package end in a CRC32C over their key and value, so that
-// a row under a wrong key does not pass either.
+// Every row that is no entry is sealed: it ends in a CRC32C over its key and
+// value, so that a row under a wrong key does not pass either.
 func seal(key, value []byte) []byte {
-	return binary.LittleEndian.AppendUint32(value, crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value))
+	return binary.LittleEndian.AppendUint32(value, rowCRC(key, value))
+}
+
+const sealLen = 4
+
+func rowCRC(key, value []byte) uint32 {
+	return crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value)
 }
 
 // unseal checks a sealed row and returns its value. want is the length the
 // value must have; below 0 any.
 func unseal(key, row []byte, want int) ([]byte, error) {
-	if len(row) < 4 {
+	if len(row) < sealLen {
 		return nil, fmt.Errorf("a row of %d bytes, shorter than its checksum", len(row))
 	}
-	value := row[: len(row)-4 : len(row)-4]
+	value := row[: len(row)-sealLen : len(row)-sealLen]
 	crc := binary.LittleEndian.Uint32(row[len(value):])
-	if got := crc32.Update(crc32.Checksum(key, castagnoli), castagnoli, value); got != crc {
+	if got := rowCRC(key, value); got != crc {
 		return nil, fmt.Errorf("checksum %08x, computed %08x", crc, got)
 	}
 	if want >= 0 && len(value) != want {
@@ -111,7 +117,7 @@ func unseal(key, row []byte, want int) ([]byte, error) {
 const hardStateLen = 24
 
 func encodeHardState(key []byte, hs HardState) []byte {
-	v := make([]byte, 0, hardStateLen+4)
+	v := make([]byte, 0, hardStateLen+sealLen)
 	v = binary.LittleEndian.AppendUint64(v, hs.Term)
 	v = binary.LittleEndian.AppendUint64(v, hs.Vote)
 	v = binary.LittleEndian.AppendUint64(v, hs.Commit)
@@ -135,7 +141,7 @@ func decodeHardState(key, row []byte) (HardState, error) {
 const baseLen = 20
 
 func encodeBase(key []byte, b link) []byte {
-	v := make([]byte, 0, baseLen+4)
+	v := make([]byte, 0, baseLen+sealLen)
 	v = binary.LittleEndian.AppendUint64(v, b.index)
 	v = binary.LittleEndian.AppendUint64(v, b.term)
 	v = binary.LittleEndian.AppendUint32(v, b.crc)

@@ -15,8 +15,7 @@ const keyFormat byte = 0x01
 // values in the tables; entries are large and have theirs set apart.
 type Namespace byte
 
-// Namespaces of rows that the caller lays out. Their values are stored as
-// given.
+// Namespaces of rows that the caller lays out.
 const (
 	Offsets   Namespace = 0x20 // offset index: what is applied of the message log
 	IDs       Namespace = 0x21 // message ids, for duplicates
@@ -37,9 +36,9 @@ const (
 func (ns Namespace) String() string {
 	switch ns {
 	case Offsets:
-		return "offsets"
+		return "offset index"
 	case IDs:
-		return "ids"
+		return "message ids"
 	case Producers:
 		return "producers"
 	case AppRows:

@@ -2,6 +2,7 @@ package logstore
 
 import (
 	"errors"
+	"fmt"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -11,8 +12,8 @@ func (s *Store) Get(ns Namespace, p uint64, key []byte) ([]byte, error) {
 	return s.AppendGet(nil, ns, p, key)
 }
 
-// AppendGet appends a row's value to dst. It returns nil if there is no such
-// row, which an empty value is not.
+// AppendGet appends a row's value to dst, verified. It returns nil if there is
+// no such row, which an empty value is not.
 func (s *Store) AppendGet(dst []byte, ns Namespace, p uint64, key []byte) ([]byte, error) {
 	if !ns.rows() {
 		return nil, &ErrBadBatch{Partition: p, What: "not a namespace of rows"}
@@ -22,11 +23,25 @@ func (s *Store) AppendGet(dst []byte, ns Namespace, p uint64, key []byte) ([]byt
 	}
 	defer s.leave()
 	var buf [96]byte
-	v, err := s.get(appendKey(buf[:0], ns, p, key), dst)
+	full := appendKey(buf[:0], ns, p, key)
+	row, err := s.get(full, dst)
 	if err != nil {
 		return nil, s.readError(err, Range{Partition: p, Low: 1})
 	}
-	return v, nil
+	if row == nil {
+		return nil, nil
+	}
+	if _, err := unseal(full, row[len(dst):], -1); err != nil {
+		return nil, s.badRow(ns, p, err)
+	}
+	return row[:len(row)-sealLen], nil
+}
+
+// badRow is the damage of a row that does not pass.
+func (s *Store) badRow(ns Namespace, p uint64, err error) *ErrDamaged {
+	d := s.damaged(fmt.Sprintf("a row of the %v is not what was written", ns), err, Range{Partition: p, Low: 1})
+	s.reportDamage(d)
+	return d
 }
 
 // get appends the value of a key to dst; nil if there is none.
@@ -46,9 +61,10 @@ func (s *Store) get(key, dst []byte) ([]byte, error) {
 }
 
 // Iterate calls fn with the rows from from on and below to (nil: to the end),
-// in key order, until fn returns false. Key and value are valid until fn
-// returns. fn sees the rows as they were when Iterate began; it may read and
-// commit.
+// verified and in key order, until fn returns false. Key and value are valid
+// until fn returns. fn sees the rows as they were when Iterate began; it may
+// read and commit. A damaged row ends it with *ErrDamaged, after fn had those
+// before it.
 func (s *Store) Iterate(ns Namespace, p uint64, from, to []byte, fn func(key, value []byte) bool) error {
 	return s.iterate(ns, p, from, to, false, fn)
 }
@@ -85,6 +101,9 @@ func (s *Store) iterate(ns Namespace, p uint64, from, to []byte, reverse bool, f
 		v, err := it.ValueAndErr()
 		if err != nil {
 			return s.readError(err, all)
+		}
+		if v, err = unseal(it.Key(), v, -1); err != nil {
+			return s.badRow(ns, p, err)
 		}
 		if !fn(it.Key()[prefixLen:], v) {
 			return nil
