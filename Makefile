@@ -5,6 +5,7 @@ BIN      := bin/strandmq
 BUF      := $(GO) tool -modfile=../tools/go.mod buf
 LINT     := $(GO) tool -modfile=tools/lint/go.mod golangci-lint
 HOUSE    := ./internal/house/...
+WEB      := internal/broker/testdata/web
 ARGS     ?=
 
 # Packages with goroutines of their own: their tests run again under the race
@@ -63,8 +64,14 @@ fuzz: ## Every fuzz target for FUZZTIME=20s
 		done; \
 	done
 
-generate: ## Generate Go code from proto/
+generate: ## Generate Go code from proto/, and with node the JavaScript of the web test
 	cd proto && $(BUF) generate
+	@if command -v npm >/dev/null; then \
+		echo 'npm run generate in $(WEB)'; \
+		cd $(WEB) && { [ -d node_modules ] || npm ci --no-audit --no-fund; } && npm run --silent generate; \
+	else \
+		echo 'SKIPPED: the JavaScript in $(WEB) needs node and npm, and they are not here; TestJavaScriptIsCurrent says whether it is out of date.'; \
+	fi
 
 generate-check: ## Fail when proto/ is badly formatted or the committed code is not what it generates
 	cd proto && $(BUF) lint && $(BUF) format --diff --exit-code

@@ -99,10 +99,10 @@ func (a *app) life(m *strandmqv1.MessageTrace) error {
 
 // place turns a partition and a typed position into a message's place. Only
 // positions from the end or the start need to ask the broker.
-func (a *app) place(cmd *cobra.Command, topic string, partition uint32, f *positionFlag) (*strandmqv1.DeadLetterPlace, error) {
+func (a *app) place(cmd *cobra.Command, topic string, partition uint32, f *positionFlag) (*strandmqv1.MessagePlace, error) {
 	switch f.p.Kind {
 	case offsets.Offset:
-		return &strandmqv1.DeadLetterPlace{Partition: partition, Offset: f.p.N}, nil
+		return &strandmqv1.MessagePlace{Partition: partition, Offset: f.p.N}, nil
 	case offsets.Latest:
 		return nil, usagef("latest is the place of the next message: use -1 for the last one")
 	case offsets.Time, offsets.Ago:
@@ -121,7 +121,7 @@ func (a *app) place(cmd *cobra.Command, topic string, partition uint32, f *posit
 			return nil, fmt.Errorf("partition %d of topic %s keeps offsets %d to %d: there is no message at %v",
 				partition, topic, p.GetStartOffset(), int64(p.GetEndOffset())-1, f.p)
 		}
-		return &strandmqv1.DeadLetterPlace{Partition: partition, Offset: offset}, nil
+		return &strandmqv1.MessagePlace{Partition: partition, Offset: offset}, nil
 	}
 	return nil, fmt.Errorf("topic %s has no partition %d: they are numbered from 0 to %d", topic, partition, len(res.GetPartitions())-1)
 }

@@ -125,8 +125,8 @@ func TestBadCalls(t *testing.T) {
 		{"replay nothing", replay(nil), "BAD_VALUE"},
 		{"replay an empty key", replay(&strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Key{}}), "BAD_KEY"},
 		{"replay an unknown id", replay(&strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Id{Id: "x"}}), "UNKNOWN_DEAD_LETTER"},
-		{"replay what is not dead", replay(&strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Place{Place: &strandmqv1.DeadLetterPlace{Offset: 7}}}), "UNKNOWN_DEAD_LETTER"},
-		{"replay in no partition", replay(&strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Place{Place: &strandmqv1.DeadLetterPlace{Partition: math.MaxUint32}}}), "UNKNOWN_PARTITION"},
+		{"replay what is not dead", replay(&strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Place{Place: &strandmqv1.MessagePlace{Offset: 7}}}), "UNKNOWN_DEAD_LETTER"},
+		{"replay in no partition", replay(&strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Place{Place: &strandmqv1.MessagePlace{Partition: math.MaxUint32}}}), "UNKNOWN_PARTITION"},
 		{"list with a bad page", func() error {
 			_, err := a.dead.ListDeadLetters(ctx(t), &strandmqv1.ListDeadLettersRequest{Topic: "t", Group: "g", PageToken: "!"})
 			return err
@@ -146,7 +146,7 @@ func TestBadCalls(t *testing.T) {
 
 		{"trace nothing", trace(&strandmqv1.TraceRequest{Topic: "t"}), "BAD_VALUE"},
 		{"trace an unknown id", trace(&strandmqv1.TraceRequest{Topic: "t", Which: &strandmqv1.TraceRequest_Id{Id: "x"}}), "UNKNOWN_MESSAGE"},
-		{"trace beyond the end", trace(&strandmqv1.TraceRequest{Topic: "t", Which: &strandmqv1.TraceRequest_Place{Place: &strandmqv1.DeadLetterPlace{Offset: 5}}}), "UNKNOWN_MESSAGE"},
+		{"trace beyond the end", trace(&strandmqv1.TraceRequest{Topic: "t", Which: &strandmqv1.TraceRequest_Place{Place: &strandmqv1.MessagePlace{Offset: 5}}}), "UNKNOWN_MESSAGE"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			wantReason(t, c.call(), c.reason)

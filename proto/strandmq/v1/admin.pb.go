@@ -138,10 +138,10 @@ func (OnExhaustion) EnumDescriptor() ([]byte, []int) {
 type TopicConfig struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How long messages are kept at least, in milliseconds. 0: without limit.
-	// Default 7 days.
+	// Default 7 days. Stored for now: this version removes nothing.
 	RetentionMs *int64 `protobuf:"varint,1,opt,name=retention_ms,json=retentionMs,proto3,oneof" json:"retention_ms,omitempty"`
 	// How many bytes of messages each partition keeps at most. 0: without limit
-	// (the default).
+	// (the default). Stored for now: this version removes nothing.
 	RetentionBytes *int64 `protobuf:"varint,2,opt,name=retention_bytes,json=retentionBytes,proto3,oneof" json:"retention_bytes,omitempty"`
 	// The largest body in bytes. Default and most 1 MiB.
 	MaxBodyBytes  *int64 `protobuf:"varint,3,opt,name=max_body_bytes,json=maxBodyBytes,proto3,oneof" json:"max_body_bytes,omitempty"`
@@ -3040,7 +3040,7 @@ func (x *DeadLetterSelector) GetKeyBytes() []byte {
 	return nil
 }
 
-func (x *DeadLetterSelector) GetPlace() *DeadLetterPlace {
+func (x *DeadLetterSelector) GetPlace() *MessagePlace {
 	if x != nil {
 		if x, ok := x.Which.(*DeadLetterSelector_Place); ok {
 			return x.Place
@@ -3079,7 +3079,7 @@ type DeadLetterSelector_KeyBytes struct {
 
 type DeadLetterSelector_Place struct {
 	// By place.
-	Place *DeadLetterPlace `protobuf:"bytes,4,opt,name=place,proto3,oneof"`
+	Place *MessagePlace `protobuf:"bytes,4,opt,name=place,proto3,oneof"`
 }
 
 type DeadLetterSelector_All struct {
@@ -3097,8 +3097,8 @@ func (*DeadLetterSelector_Place) isDeadLetterSelector_Which() {}
 
 func (*DeadLetterSelector_All) isDeadLetterSelector_Which() {}
 
-// DeadLetterPlace is a partition and offset.
-type DeadLetterPlace struct {
+// MessagePlace is where a message stands: a partition and an offset.
+type MessagePlace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The partition.
 	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
@@ -3108,20 +3108,20 @@ type DeadLetterPlace struct {
 	sizeCache     protoimpl.SizeCache
 }
 
-func (x *DeadLetterPlace) Reset() {
-	*x = DeadLetterPlace{}
+func (x *MessagePlace) Reset() {
+	*x = MessagePlace{}
 	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
 
-func (x *DeadLetterPlace) String() string {
+func (x *MessagePlace) String() string {
 	return protoimpl.X.MessageStringOf(x)
 }
 
-func (*DeadLetterPlace) ProtoMessage() {}
+func (*MessagePlace) ProtoMessage() {}
 
-func (x *DeadLetterPlace) ProtoReflect() protoreflect.Message {
+func (x *MessagePlace) ProtoReflect() protoreflect.Message {
 	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
@@ -3133,19 +3133,19 @@ func (x *DeadLetterPlace) ProtoReflect() protoreflect.Message {
 	return mi.MessageOf(x)
 }
 
-// Deprecated: Use DeadLetterPlace.ProtoReflect.Descriptor instead.
-func (*DeadLetterPlace) Descriptor() ([]byte, []int) {
+// Deprecated: Use MessagePlace.ProtoReflect.Descriptor instead.
+func (*MessagePlace) Descriptor() ([]byte, []int) {
 	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
-func (x *DeadLetterPlace) GetPartition() uint32 {
+func (x *MessagePlace) GetPartition() uint32 {
 	if x != nil {
 		return x.Partition
 	}
 	return 0
 }
 
-func (x *DeadLetterPlace) GetOffset() uint64 {
+func (x *MessagePlace) GetOffset() uint64 {
 	if x != nil {
 		return x.Offset
 	}
@@ -3724,7 +3724,7 @@ func (x *TraceRequest) GetId() string {
 	return ""
 }
 
-func (x *TraceRequest) GetPlace() *DeadLetterPlace {
+func (x *TraceRequest) GetPlace() *MessagePlace {
 	if x != nil {
 		if x, ok := x.Which.(*TraceRequest_Place); ok {
 			return x.Place
@@ -3744,7 +3744,7 @@ type TraceRequest_Id struct {
 
 type TraceRequest_Place struct {
 	// By place.
-	Place *DeadLetterPlace `protobuf:"bytes,3,opt,name=place,proto3,oneof"`
+	Place *MessagePlace `protobuf:"bytes,3,opt,name=place,proto3,oneof"`
 }
 
 func (*TraceRequest_Id) isTraceRequest_Which() {}
@@ -4413,15 +4413,15 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"handed_out\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\thandedOut\x120\n" +
 	"\x05ended\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05ended\x12\x18\n" +
 	"\aoutcome\x18\x05 \x01(\tR\aoutcome\x12\x16\n" +
-	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xac\x01\n" +
+	"\x06reason\x18\x06 \x01(\tR\x06reason\"\xa9\x01\n" +
 	"\x12DeadLetterSelector\x12\x10\n" +
 	"\x02id\x18\x01 \x01(\tH\x00R\x02id\x12\x12\n" +
 	"\x03key\x18\x02 \x01(\tH\x00R\x03key\x12\x1d\n" +
-	"\tkey_bytes\x18\x03 \x01(\fH\x00R\bkeyBytes\x124\n" +
-	"\x05place\x18\x04 \x01(\v2\x1c.strandmq.v1.DeadLetterPlaceH\x00R\x05place\x12\x12\n" +
+	"\tkey_bytes\x18\x03 \x01(\fH\x00R\bkeyBytes\x121\n" +
+	"\x05place\x18\x04 \x01(\v2\x19.strandmq.v1.MessagePlaceH\x00R\x05place\x12\x12\n" +
 	"\x03all\x18\x05 \x01(\bH\x00R\x03allB\a\n" +
-	"\x05which\"G\n" +
-	"\x0fDeadLetterPlace\x12\x1c\n" +
+	"\x05which\"D\n" +
+	"\fMessagePlace\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xba\x01\n" +
 	"\x16ListDeadLettersRequest\x12\x14\n" +
@@ -4458,11 +4458,11 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05which\x18\x03 \x01(\v2\x1f.strandmq.v1.DeadLetterSelectorR\x05which\x12\x18\n" +
 	"\aconfirm\x18\x04 \x01(\tR\aconfirm\":\n" +
 	"\x1aDiscardDeadLettersResponse\x12\x1c\n" +
-	"\tdiscarded\x18\x01 \x01(\x04R\tdiscarded\"u\n" +
+	"\tdiscarded\x18\x01 \x01(\x04R\tdiscarded\"r\n" +
 	"\fTraceRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x10\n" +
-	"\x02id\x18\x02 \x01(\tH\x00R\x02id\x124\n" +
-	"\x05place\x18\x03 \x01(\v2\x1c.strandmq.v1.DeadLetterPlaceH\x00R\x05placeB\a\n" +
+	"\x02id\x18\x02 \x01(\tH\x00R\x02id\x121\n" +
+	"\x05place\x18\x03 \x01(\v2\x19.strandmq.v1.MessagePlaceH\x00R\x05placeB\a\n" +
 	"\x05which\"F\n" +
 	"\rTraceResponse\x125\n" +
 	"\bmessages\x18\x01 \x03(\v2\x19.strandmq.v1.MessageTraceR\bmessages\"\xf4\x01\n" +
@@ -4593,7 +4593,7 @@ var file_strandmq_v1_admin_proto_goTypes = []any{
 	(*DeadLetter)(nil),                 // 40: strandmq.v1.DeadLetter
 	(*Attempt)(nil),                    // 41: strandmq.v1.Attempt
 	(*DeadLetterSelector)(nil),         // 42: strandmq.v1.DeadLetterSelector
-	(*DeadLetterPlace)(nil),            // 43: strandmq.v1.DeadLetterPlace
+	(*MessagePlace)(nil),               // 43: strandmq.v1.MessagePlace
 	(*ListDeadLettersRequest)(nil),     // 44: strandmq.v1.ListDeadLettersRequest
 	(*ListDeadLettersResponse)(nil),    // 45: strandmq.v1.ListDeadLettersResponse
 	(*GetDeadLetterRequest)(nil),       // 46: strandmq.v1.GetDeadLetterRequest
@@ -4657,7 +4657,7 @@ var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	41, // 39: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
 	59, // 40: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
 	59, // 41: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
-	43, // 42: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.DeadLetterPlace
+	43, // 42: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
 	62, // 43: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
 	40, // 44: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
 	42, // 45: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
@@ -4665,7 +4665,7 @@ var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	40, // 47: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
 	42, // 48: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
 	42, // 49: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	43, // 50: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.DeadLetterPlace
+	43, // 50: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
 	54, // 51: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
 	61, // 52: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
 	55, // 53: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
