@@ -73,7 +73,7 @@ func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
 		Use:   "strandmq",
 		Short: "A message broker that keeps the order of every key, whatever fails",
-		Long: `StrandMQ is a partitioned, replicated message broker. Messages of one key are
+		Long: `StrandMQ is a partitioned message broker. Messages of one key are
 handled in order, one at a time, by every consumer group; keys run in parallel.
 
 Start a broker with 'strandmq serve', or see one work with 'strandmq demo'. The

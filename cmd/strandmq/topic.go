@@ -39,8 +39,8 @@ func (s *topicSettings) flags(c *cobra.Command, defaults bool) {
 		}
 		return ""
 	}
-	c.Flags().Var(&s.retention, "retention", "keep messages at least this long (7d, 12h; 0: without limit"+def("7d")+")")
-	c.Flags().Var(&s.retentionBytes, "retention-bytes", "keep at most this much per partition (10GiB; 0: without limit"+def("0")+")")
+	c.Flags().Var(&s.retention, "retention", "keep messages at least this long (7d, 12h; 0: without limit"+def("7d")+"); stored, nothing is removed yet")
+	c.Flags().Var(&s.retentionBytes, "retention-bytes", "keep at most this much per partition (10GiB; 0: without limit"+def("0")+"); stored, nothing is removed yet")
 	c.Flags().Var(&s.maxBody, "max-body", "the largest body (1MiB is the most"+def("1MiB")+")")
 	for _, name := range []string{"retention", "retention-bytes", "max-body"} {
 		c.Flags().Lookup(name).DefValue = ""
@@ -102,6 +102,9 @@ with the same settings succeeds.`,
 	return c
 }
 
+// notYet stands beside settings that are stored and that nothing acts on so far.
+const notYet = " (stored; nothing is removed yet)"
+
 // limit prints a limit, of which 0 is none.
 func limit(n int64, text string) string {
 	if n == 0 {
@@ -115,8 +118,8 @@ func (a *app) topicFacts(t *strandmqv1.Topic) error {
 	a.facts(
 		"topic", t.GetName(),
 		"partitions", strconv.Itoa(int(t.GetPartitions())),
-		"retention", limit(cfg.GetRetentionMs(), quantity.FormatSpan(span(cfg.GetRetentionMs()))),
-		"retention per partition", limit(cfg.GetRetentionBytes(), quantity.FormatSize(cfg.GetRetentionBytes())),
+		"retention", limit(cfg.GetRetentionMs(), quantity.FormatSpan(span(cfg.GetRetentionMs()))+notYet),
+		"retention per partition", limit(cfg.GetRetentionBytes(), quantity.FormatSize(cfg.GetRetentionBytes())+notYet),
 		"largest body", quantity.FormatSize(cfg.GetMaxBodyBytes()),
 		"created", stamp(t.GetCreated()),
 	)
