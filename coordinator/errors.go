@@ -5,7 +5,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -31,13 +31,13 @@ func (e *ErrNotFound) Error() string {
 	switch e.Kind {
 	case KindGroup:
 		if e.Topic != "" {
-			return fmt.Sprintf("topic %s has no group %s; list its groups to see what there is, or create it", names.Quote(e.Topic), names.Quote(e.Name))
+			return fmt.Sprintf("topic %s has no group %s; list its groups to see what there is, or create it", plain.Quote(e.Topic), plain.Quote(e.Name))
 		}
 	case KindMember:
-		return fmt.Sprintf("there is no member %s with a session; join first", names.Quote(e.Name))
+		return fmt.Sprintf("there is no member %s with a session; join first", plain.Quote(e.Name))
 	case KindTopic:
 	}
-	return fmt.Sprintf("there is no %s %s; list them to see what there is, or create it", e.Kind, names.Quote(e.Name))
+	return fmt.Sprintf("there is no %s %s; list them to see what there is, or create it", e.Kind, plain.Quote(e.Name))
 }
 
 // ErrExists is a name that is taken by something with other settings.
@@ -49,7 +49,7 @@ type ErrExists struct {
 
 // Error says what is different.
 func (e *ErrExists) Error() string {
-	return fmt.Sprintf("%s %s exists with other settings: %s; alter it, or choose another name", e.Kind, names.Quote(e.Name), e.Differs)
+	return fmt.Sprintf("%s %s exists with other settings: %s; alter it, or choose another name", e.Kind, plain.Quote(e.Name), e.Differs)
 }
 
 // ErrBusy is something that is on its way in or out. It passes.
@@ -66,7 +66,7 @@ func (e *ErrBusy) Error() string {
 	if e.Phase == Deleting {
 		doing = "being deleted"
 	}
-	return fmt.Sprintf("%s %s is %s; try again shortly", e.Kind, names.Quote(e.Name), doing)
+	return fmt.Sprintf("%s %s is %s; try again shortly", e.Kind, plain.Quote(e.Name), doing)
 }
 
 func busy(kind Kind, name string, phase Phase) error {
@@ -83,9 +83,9 @@ type ErrConfirm struct {
 // Error says what to type.
 func (e *ErrConfirm) Error() string {
 	if e.Given == "" {
-		return fmt.Sprintf("deleting %s %s cannot be undone; confirm it by giving the name again", e.Kind, names.Quote(e.Name))
+		return fmt.Sprintf("deleting %s %s cannot be undone; confirm it by giving the name again", e.Kind, plain.Quote(e.Name))
 	}
-	return fmt.Sprintf("deleting %s %s cannot be undone; the name given again is %s, which is another", e.Kind, names.Quote(e.Name), names.Quote(e.Given))
+	return fmt.Sprintf("deleting %s %s cannot be undone; the name given again is %s, which is another", e.Kind, plain.Quote(e.Name), plain.Quote(e.Given))
 }
 
 // ErrLimit is one thing more than the cluster holds.
@@ -109,9 +109,9 @@ type ErrSessionEnded struct {
 // Error says what to do.
 func (e *ErrSessionEnded) Error() string {
 	if e.Now != 0 {
-		return fmt.Sprintf("session %d of member %s has ended, since the member joined again; if that was another process, give each a member name of its own", e.Session, names.Quote(e.Member))
+		return fmt.Sprintf("session %d of member %s has ended, since the member joined again; if that was another process, give each a member name of its own", e.Session, plain.Quote(e.Member))
 	}
-	return fmt.Sprintf("session %d of member %s has ended: it left or was not heard of in time; join again", e.Session, names.Quote(e.Member))
+	return fmt.Sprintf("session %d of member %s has ended: it left or was not heard of in time; join again", e.Session, plain.Quote(e.Member))
 }
 
 // ErrConflict is a change that others kept overtaking.
@@ -122,7 +122,7 @@ type ErrConflict struct {
 
 // Error says what to do.
 func (e *ErrConflict) Error() string {
-	return fmt.Sprintf("%s %s is being changed by others at the same time; look at it and try again", e.Kind, names.Quote(e.Name))
+	return fmt.Sprintf("%s %s is being changed by others at the same time; look at it and try again", e.Kind, plain.Quote(e.Name))
 }
 
 // Fault is one setting that is wrong.

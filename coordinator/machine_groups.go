@@ -7,6 +7,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/plain"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -151,7 +152,7 @@ func (mc *machine) removeGroup(c *storagev1.RemoveGroup) *result {
 	case !ok:
 		return &result{existed: true}
 	case g.Phase != Deleting:
-		return refuse(&ErrInvalid{Faults: []Fault{{"group_id", fmt.Sprintf("group %s is %v; delete it before it is removed", names.Quote(g.Name), g.Phase)}}})
+		return refuse(&ErrInvalid{Faults: []Fault{{"group_id", fmt.Sprintf("group %s is %v; delete it before it is removed", plain.Quote(g.Name), g.Phase)}}})
 	}
 	m := mc.edit()
 	m.groupsByID = without(m.groupsByID, g.ID, groupID)

@@ -6,6 +6,7 @@ import (
 
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/plain"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 )
 
@@ -140,7 +141,7 @@ func (mc *machine) removeTopic(c *storagev1.RemoveTopic) *result {
 	case !ok:
 		return &result{existed: true}
 	case t.Phase != Deleting:
-		return refuse(&ErrInvalid{Faults: []Fault{{"topic_id", fmt.Sprintf("topic %s is %v; delete it before it is removed", names.Quote(t.Name), t.Phase)}}})
+		return refuse(&ErrInvalid{Faults: []Fault{{"topic_id", fmt.Sprintf("topic %s is %v; delete it before it is removed", plain.Quote(t.Name), t.Phase)}}})
 	}
 	m := mc.edit()
 	for _, g := range t.groups {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"strconv"
 	"time"
-	"unicode/utf8"
 
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
@@ -82,16 +81,11 @@ func stamp(t *timestamppb.Timestamp) string {
 
 // keyText prints a message's key: quoted when it is not plain text.
 func keyText(m *strandmqv1.Message) string {
-	switch k := m.GetKeyKind().(type) {
-	case *strandmqv1.Message_Key:
-		return plain.Short(k.Key, 60)
-	case *strandmqv1.Message_KeyBytes:
-		if utf8.Valid(k.KeyBytes) {
-			return plain.Short(string(k.KeyBytes), 60)
-		}
-		return plain.Short(strconv.Quote(string(k.KeyBytes)), 60)
+	key, ok := messageKey(m)
+	if !ok {
+		return "-"
 	}
-	return "-"
+	return plain.Short(plain.Key(key), 60)
 }
 
 // body gives a message's body as bytes.

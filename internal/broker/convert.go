@@ -113,11 +113,3 @@ func timestampOrNil(ms int64) *timestamppb.Timestamp {
 	}
 	return timestamp(ms)
 }
-
-// keyText shows a key: as text where it is valid UTF-8, quoted otherwise.
-func keyText(key []byte) string {
-	if utf8.Valid(key) {
-		return string(key)
-	}
-	return fmt.Sprintf("%q", key)
-}

@@ -12,11 +12,12 @@ import (
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
-	"github.com/strandmq/strandmq/router"
 )
 
 // deadAPI is strandmq.v1.DeadLetterService.
@@ -92,7 +93,7 @@ func parsePage(token string, partitions int) (int, partition.Offset, error) {
 	if token == "" {
 		return 0, 0, nil
 	}
-	bad := refuse("BAD_VALUE", "page_token", "%s is not a page token: send it as the last answer gave it", quote(token))
+	bad := refuse("BAD_VALUE", "page_token", "%s is not a page token: send it as the last answer gave it", plain.Quote(token))
 	b, err := base64.RawURLEncoding.DecodeString(token)
 	if err != nil {
 		return 0, 0, bad
@@ -249,7 +250,7 @@ func (b *Broker) pickKey(t *topic, key []byte) (picks, error) {
 	if len(key) == 0 || len(key) > record.MaxKey {
 		return picks{}, refuse("BAD_KEY", "which.key", "a key has 1 to %d bytes", record.MaxKey)
 	}
-	h := router.Hash(t.Seed, key)
+	h := keyspace.Hash(t.Seed, key)
 	id := t.Partitions[t.table.Lookup(h)].ID
 	return picks{of: map[partition.PartitionID]consumer.Selector{id: {ByKey: true, KeyHash: h, HasKey: true, Key: key}}}, nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -91,7 +92,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 				Waiting: st.Waiting, Attempts: st.Attempts, Member: st.Member, Text: valid(st.Text),
 			}
 			if st.HasKey {
-				line.Key = keyText(st.Key)
+				line.Key = plain.Key(st.Key)
 			}
 			out.Stalls = append(out.Stalls, line)
 		}

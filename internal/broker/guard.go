@@ -4,7 +4,6 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"mime"
@@ -19,6 +18,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/internal/plain"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -76,7 +76,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cache-Control", "no-store")
 
 	if !g.hostAllowed(r.Host) {
-		g.refuse(w, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with that name allowed", quote(r.Host)))
+		g.refuse(w, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with that name allowed", plain.Quote(r.Host)))
 		return
 	}
 	if err := g.origins.Check(r); err != nil {
@@ -89,12 +89,12 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case http.MethodPost:
 		if !contentTypeAllowed(r.Header.Get("Content-Type")) {
 			h.Set("Accept-Post", "application/json, application/proto, application/grpc, application/grpc-web")
-			g.refuse(w, http.StatusUnsupportedMediaType, refuse("BAD_CONTENT_TYPE", "Content-Type", "the content type %s is not one of an API call: send content-type: application/json", quote(r.Header.Get("Content-Type"))))
+			g.refuse(w, http.StatusUnsupportedMediaType, refuse("BAD_CONTENT_TYPE", "Content-Type", "the content type %s is not one of an API call: send content-type: application/json", plain.Quote(r.Header.Get("Content-Type"))))
 			return
 		}
 	default:
 		h.Set("Allow", "POST, GET, HEAD")
-		g.refuse(w, http.StatusMethodNotAllowed, refuse("BAD_METHOD", "", "%s is not used here: API calls are POST", quote(r.Method)))
+		g.refuse(w, http.StatusMethodNotAllowed, refuse("BAD_METHOD", "", "%s is not used here: API calls are POST", plain.Quote(r.Method)))
 		return
 	}
 
@@ -275,15 +275,6 @@ func writeRefusal(w http.ResponseWriter, status int, r *refusal) {
 	}
 	w.WriteHeader(status)
 	_, _ = w.Write(append(out, '\n'))
-}
-
-// quote shows untrusted text in a message: one line, nothing that a terminal
-// would act on, not too long.
-func quote(s string) string {
-	if len(s) > 80 {
-		s = s[:80] + "..."
-	}
-	return fmt.Sprintf("%+q", s)
 }
 
 // valid makes a string fit for a protobuf field.

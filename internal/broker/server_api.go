@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
 
@@ -45,11 +46,11 @@ func (b *Broker) routes() http.Handler {
 	serve(strandmqv1connect.NewTraceServiceHandler(traceAPI{b}, admin...))
 	serve(strandmqv1connect.NewNodeServiceHandler(nodeAPI{b}, admin...))
 
-	plain := []connect.HandlerOption{connect.WithInterceptors(e), connect.WithReadMaxBytes(1 << 20), connect.WithCompressMinBytes(32 << 10)}
-	mux.Handle(grpchealth.NewHandler(healthCheck{b}, plain...))
+	other := []connect.HandlerOption{connect.WithInterceptors(e), connect.WithReadMaxBytes(1 << 20), connect.WithCompressMinBytes(32 << 10)}
+	mux.Handle(grpchealth.NewHandler(healthCheck{b}, other...))
 	reflector := grpcreflect.NewStaticReflector(append(services(), grpchealth.HealthV1ServiceName)...)
-	mux.Handle(grpcreflect.NewHandlerV1(reflector, plain...))
-	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, plain...))
+	mux.Handle(grpcreflect.NewHandlerV1(reflector, other...))
+	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, other...))
 
 	mux.Handle("GET /metrics", b.metrics.handler(b.collect))
 	b.probes(mux)
@@ -79,7 +80,7 @@ func (b *Broker) other(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	b.metrics.rejected("UNKNOWN_METHOD")
-	writeRefusal(w, http.StatusNotFound, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: API calls are POST /strandmq.v1.<Service>/<Method>", quote(r.URL.Path)))
+	writeRefusal(w, http.StatusNotFound, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: API calls are POST /strandmq.v1.<Service>/<Method>", plain.Quote(r.URL.Path)))
 }
 
 // newServer makes the server. It answers HTTP/1.1 and HTTP/2 without TLS on one
@@ -130,7 +131,7 @@ func (h healthCheck) Check(_ context.Context, req *grpchealth.CheckRequest) (*gr
 			known = known || s == req.Service
 		}
 		if !known {
-			return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no service %s", quote(req.Service)))
+			return nil, connect.NewError(connect.CodeNotFound, fmt.Errorf("there is no service %s", plain.Quote(req.Service)))
 		}
 	}
 	// As for /readyz, a damaged partition does not take the others with it.

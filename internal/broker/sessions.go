@@ -10,6 +10,7 @@ import (
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -178,7 +179,7 @@ func sessionText(s uint64) string { return strconv.FormatUint(s, 10) }
 func parseSession(text string) (uint64, error) {
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n == 0 || sessionText(n) != text {
-		return 0, refuse("BAD_VALUE", "session", "%s is not a session: send it as Join or Receive gave it, or leave it empty", quote(text))
+		return 0, refuse("BAD_VALUE", "session", "%s is not a session: send it as Join or Receive gave it, or leave it empty", plain.Quote(text))
 	}
 	return n, nil
 }

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -35,7 +36,7 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 			return nil, err
 		}
 		if len(where) == 0 {
-			return nil, refuse("UNKNOWN_MESSAGE", "id", "topic %s keeps no message with id %s", t.Name, quote(which.Id))
+			return nil, refuse("UNKNOWN_MESSAGE", "id", "topic %s keeps no message with id %s", t.Name, plain.Quote(which.Id))
 		}
 	case *strandmqv1.TraceRequest_Place:
 		id, err := t.number(which.Place.GetPartition())

@@ -10,6 +10,7 @@ import (
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition"
 	"github.com/strandmq/strandmq/partition/logstore"
@@ -146,9 +147,9 @@ func partitionError(err error) *refusal {
 		return refuse("ID_REUSED", "id", "%s", err)
 	// Callers count a producer's messages from 1, the log from 0.
 	case errors.As(err, &gap):
-		return refuse("SEQUENCE_GAP", "first_sequence", "producer %s sends sequence %d where %d is next: send from there on, or begin with a new producer id", quote(gap.Producer), gap.Got+1, gap.Expected+1)
+		return refuse("SEQUENCE_GAP", "first_sequence", "producer %s sends sequence %d where %d is next: send from there on, or begin with a new producer id", plain.Quote(gap.Producer), gap.Got+1, gap.Expected+1)
 	case errors.As(err, &reused):
-		return refuse("SEQUENCE_REUSED", "first_sequence", "producer %s used sequence %d before, for another message, stored at offset %d: begin with a new producer id", quote(reused.Producer), reused.Sequence+1, reused.Offset)
+		return refuse("SEQUENCE_REUSED", "first_sequence", "producer %s used sequence %d before, for another message, stored at offset %d: begin with a new producer id", plain.Quote(reused.Producer), reused.Sequence+1, reused.Offset)
 	}
 	return nil
 }

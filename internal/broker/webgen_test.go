@@ -43,7 +43,7 @@ func TestJavaScriptIsCurrent(t *testing.T) {
 		for _, f := range []*descriptorpb.FileDescriptorProto{&js, goFile} {
 			// What the generators keep or drop as they like.
 			f.Options, f.Dependency, f.SourceCodeInfo = nil, nil, nil
-			plain(f.GetMessageType())
+			stripped(f.GetMessageType())
 		}
 		if !proto.Equal(&js, goFile) {
 			t.Errorf("%s_pb.js is not what %s generates: run npm install && npm run generate in internal/broker/testdata/web", name, file.Path())
@@ -51,12 +51,12 @@ func TestJavaScriptIsCurrent(t *testing.T) {
 	}
 }
 
-// plain drops the JSON names, which follow from the others.
-func plain(ms []*descriptorpb.DescriptorProto) {
+// stripped drops the JSON names, which follow from the others.
+func stripped(ms []*descriptorpb.DescriptorProto) {
 	for _, m := range ms {
 		for _, f := range m.GetField() {
 			f.JsonName = nil
 		}
-		plain(m.GetNestedType())
+		stripped(m.GetNestedType())
 	}
 }

@@ -22,10 +22,11 @@ package names
 
 import (
 	"fmt"
-	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"github.com/strandmq/strandmq/internal/plain"
 )
 
 // The longest names, in bytes.
@@ -70,46 +71,32 @@ func (e *Error) Error() string {
 	if e.Name == "" {
 		return fmt.Sprintf("%s is empty: %s", e.Kind, e.Why)
 	}
-	return fmt.Sprintf("%s %s is refused: %s", e.Kind, Quote(e.Name), e.Why)
-}
-
-// Quote prints a string of a stranger: quoted, control bytes escaped, and cut
-// after 64 bytes.
-func Quote(s string) string {
-	const most = 64
-	if len(s) <= most {
-		return strconv.QuoteToASCII(s)
-	}
-	cut := most
-	for cut > most-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
-		cut--
-	}
-	return fmt.Sprintf("%s... (%d bytes)", strconv.QuoteToASCII(s[:cut]), len(s))
+	return fmt.Sprintf("%s %s is refused: %s", e.Kind, plain.Quote(e.Name), e.Why)
 }
 
 // Topic checks a topic's name.
-func Topic(s string) error { return plain(KindTopic, s) }
+func Topic(s string) error { return word(KindTopic, s) }
 
 // Group checks a group's name.
-func Group(s string) error { return plain(KindGroup, s) }
+func Group(s string) error { return word(KindGroup, s) }
 
 // Member checks a member's name.
-func Member(s string) error { return plain(KindMember, s) }
+func Member(s string) error { return word(KindMember, s) }
 
-const plainRule = "use 1 to 200 of the letters A-Z and a-z, digits, dot, underscore and dash"
+const wordRule = "use 1 to 200 of the letters A-Z and a-z, digits, dot, underscore and dash"
 
-func plain(kind Kind, s string) error {
+func word(kind Kind, s string) error {
 	switch {
 	case s == "":
-		return &Error{kind, s, plainRule}
+		return &Error{kind, s, wordRule}
 	case len(s) > MaxName:
 		return &Error{kind, s, fmt.Sprintf("it has %d bytes; at most %d are allowed", len(s), MaxName)}
 	case s[0] == '.':
 		return &Error{kind, s, "it begins with a dot; begin with a letter, digit, underscore or dash"}
 	}
 	for i := range len(s) {
-		if !plainByte(s[i]) {
-			return &Error{kind, s, fmt.Sprintf("byte %d is not allowed; %s", i+1, plainRule)}
+		if !wordByte(s[i]) {
+			return &Error{kind, s, fmt.Sprintf("byte %d is not allowed; %s", i+1, wordRule)}
 		}
 	}
 	if hasPrefixFold(s, ReservedPrefix) {
@@ -118,7 +105,7 @@ func plain(kind Kind, s string) error {
 	return nil
 }
 
-func plainByte(c byte) bool {
+func wordByte(c byte) bool {
 	return c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' || c >= '0' && c <= '9' ||
 		c == '.' || c == '_' || c == '-'
 }
@@ -175,7 +162,7 @@ func ProducerID(s string) error {
 		return &Error{KindProducerID, s, fmt.Sprintf("it has %d bytes; at most %d are allowed", len(s), MaxProducer)}
 	}
 	for i := range len(s) {
-		if !plainByte(s[i]) {
+		if !wordByte(s[i]) {
 			return &Error{KindProducerID, s, fmt.Sprintf("byte %d is not allowed; %s", i+1, rule)}
 		}
 	}

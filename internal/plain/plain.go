@@ -11,6 +11,7 @@ package plain
 
 import (
 	"fmt"
+	"strconv"
 	"strings"
 	"unicode"
 	"unicode/utf8"
@@ -33,6 +34,29 @@ func Short(s string, n int) string {
 		return string(t)
 	}
 	return string(t[:n-1]) + "…"
+}
+
+// Quote is s in quotes, in ASCII, cut after 64 bytes: for strangers' text within
+// a sentence, such as a refused name in an error.
+func Quote(s string) string {
+	const most = 64
+	if len(s) <= most {
+		return strconv.QuoteToASCII(s)
+	}
+	cut := most
+	for cut > most-utf8.UTFMax && !utf8.RuneStart(s[cut]) {
+		cut--
+	}
+	return fmt.Sprintf("%s... (%d bytes)", strconv.QuoteToASCII(s[:cut]), len(s))
+}
+
+// Key is a message's key as text: as it is where it is valid UTF-8, quoted
+// otherwise. It may still hold what a terminal obeys: see Text.
+func Key(key []byte) string {
+	if utf8.Valid(key) {
+		return string(key)
+	}
+	return strconv.Quote(string(key))
 }
 
 func clean(s string, lines bool) string {

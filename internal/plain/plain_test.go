@@ -43,6 +43,28 @@ func TestShort(t *testing.T) {
 	}
 }
 
+func TestQuote(t *testing.T) {
+	for in, want := range map[string]string{
+		"orders":                               `"orders"`,
+		"a\x1b[2J\u202e":                       `"a\x1b[2J\u202e"`,
+		strings.Repeat("x", 64):                `"` + strings.Repeat("x", 64) + `"`,
+		strings.Repeat("x", 65):                `"` + strings.Repeat("x", 64) + `"... (65 bytes)`,
+		strings.Repeat("x", 63) + "é and more": `"` + strings.Repeat("x", 63) + `"... (74 bytes)`, // no rune is cut
+	} {
+		if got := Quote(in); got != want {
+			t.Errorf("Quote(%q) = %s; want %s", in, got, want)
+		}
+	}
+}
+
+func TestKey(t *testing.T) {
+	for in, want := range map[string]string{"JFK": "JFK", "": "", "東京": "東京", "\xff\x00": `"\xff\x00"`} {
+		if got := Key([]byte(in)); got != want {
+			t.Errorf("Key(%q) = %s; want %s", in, got, want)
+		}
+	}
+}
+
 func FuzzText(f *testing.F) {
 	f.Add("\x1b[2J")
 	f.Add("plain")
