@@ -109,9 +109,8 @@ func (l *ledger) check(n *node, partitions int) {
 				n.t.Fatalf("%v: id %s stands at %d and at %d", id, m.Record.ID, was, m.Offset)
 			}
 			seen[m.Record.ID] = m.Offset
-			got, ok, err := n.FindID(id, m.Record.Key, m.Record.HasKey, m.Record.ID)
-			if err != nil || !ok || got != m.Offset {
-				n.t.Fatalf("%v: id %s stands at %d, FindID says %d, %v, %v", id, m.Record.ID, m.Offset, got, ok, err)
+			if got, err := n.FindByMessageID(n.t.Context(), id, m.Record.ID); err != nil || !slices.Equal(got, []Offset{m.Offset}) {
+				n.t.Fatalf("%v: id %s stands at %d, it is found at %v, %v", id, m.Record.ID, m.Offset, got, err)
 			}
 		}
 		if got, want := n.state(id), n.twin(id); !slices.Equal(got, want) {

@@ -96,33 +96,6 @@ func (h *Host) ReadAt(id PartitionID, offsets []Offset) ([]Message, error) {
 	return out, nil
 }
 
-// FindID returns where the message with this id and key is stored.
-func (h *Host) FindID(id PartitionID, key []byte, hasKey bool, messageID string) (Offset, bool, error) {
-	r, pos, err := h.reader(id)
-	if err != nil {
-		return 0, false, err
-	}
-	k := keyOf([]byte(messageID), key, hasKey)
-	row, err := h.cfg.Store.Get(logstore.IDs, uint64(id), k[:])
-	if err != nil || row == nil {
-		return 0, false, err
-	}
-	refs, err := decodeIDRow(row)
-	if err != nil {
-		return 0, false, &ErrDamaged{Partition: id, Why: err.Error()}
-	}
-	for _, ref := range refs {
-		raw, ok, err := r.message(ref.offset, pos)
-		if err != nil {
-			return 0, false, err
-		}
-		if ok && string(raw.ID()) == messageID && raw.HasKey() == hasKey && string(raw.Key()) == string(key) {
-			return ref.offset, true, nil
-		}
-	}
-	return 0, false, nil
-}
-
 // FindByMessageID returns where messages with this id are stored, whatever
 // their key.
 func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID string) ([]Offset, error) {

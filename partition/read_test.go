@@ -159,7 +159,7 @@ func TestScan(t *testing.T) {
 	}
 }
 
-// An id is found with its key and without.
+// An id is found under each key that it came with.
 func TestFind(t *testing.T) {
 	n := newNode(t, Config{})
 	n.create(1)
@@ -169,17 +169,6 @@ func TestFind(t *testing.T) {
 	os, err := n.FindByMessageID(within(t), 1, "i")
 	if err != nil || !slices.Equal(os, []Offset{0, 1, 2}) {
 		t.Fatalf("i is at %v, %v", os, err)
-	}
-	for i, c := range []struct {
-		key    []byte
-		hasKey bool
-	}{{nil, false}, {[]byte("k"), true}, {nil, true}} {
-		if o, ok, err := n.FindID(1, c.key, c.hasKey, "i"); err != nil || !ok || o != Offset(i) {
-			t.Fatalf("case %d: %d, %v, %v", i, o, ok, err)
-		}
-	}
-	if _, ok, err := n.FindID(1, []byte("k"), true, "j"); err != nil || ok {
-		t.Fatalf("j has no key k: %v, %v", ok, err)
 	}
 	if os, err := n.FindByMessageID(within(t), 1, "none"); err != nil || os != nil {
 		t.Fatalf("none: %v, %v", os, err)

@@ -72,7 +72,7 @@ func newMemLog() *memLog { return &memLog{stored: make(map[uint64][]record.Recor
 func evenTable(t testing.TB, n int) *Table {
 	t.Helper()
 	ts := make([]Target, n)
-	for i, r := range Ranges(n) {
+	for i, r := range keyspace.Ranges(n) {
 		ts[i] = Target{ID: uint64(10 + i), Range: r}
 	}
 	table, err := NewTable(1, 42, ts)
@@ -272,7 +272,7 @@ func TestRefusalHoldsBackItsPartition(t *testing.T) {
 	var keys [2]string // one key per partition
 	for i := 0; keys[0] == "" || keys[1] == ""; i++ {
 		k := fmt.Sprint("k", i)
-		keys[table.Lookup(Hash(table.Seed(), []byte(k)))] = k
+		keys[table.Lookup(keyspace.Hash(table.Seed(), []byte(k)))] = k
 	}
 	log := newMemLog()
 	log.refuse = func(try int) error {

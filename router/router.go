@@ -1,11 +1,11 @@
 // Package router finds the partition of every message and carries publishes
 // there.
 //
-// It owns three things: the keyspace (how a key becomes a hash, and how ranges
-// of hashes belong to partitions), the routing table of a topic (an immutable
-// value with a revision, which can go stale but never changes), and the
-// publisher, which groups the messages of a call by partition and puts the
-// answers back in the order of the call. It promises that messages of one key
+// It owns two things: the routing table of a topic (an immutable value with a
+// revision, which can go stale but never changes), and the publisher, which
+// groups the messages of a call by partition and puts the answers back in the
+// order of the call. How a key becomes a hash, and what ranges of hashes are,
+// is internal/keyspace's. It promises that messages of one key
 // go to one partition in the order given, that a message refused for itself
 // does not stop its neighbours, and that a message refused for lack of room
 // stops the later ones of its partition, so that trying again keeps their
@@ -20,14 +20,3 @@
 // The same code runs at the edge of every node and in the Go client; only the
 // Log behind it differs. The package knows neither networks nor raft.
 package router
-
-import "github.com/strandmq/strandmq/internal/keyspace"
-
-// Range is a run of key hashes, both ends included.
-type Range = keyspace.Range
-
-// Hash is the place of a key in the keyspace of a topic with this seed.
-func Hash(seed uint64, key []byte) uint64 { return keyspace.Hash(seed, key) }
-
-// Ranges divides the keyspace into n contiguous ranges, in order.
-func Ranges(n int) []Range { return keyspace.Ranges(n) }

@@ -12,7 +12,7 @@ import (
 // Target is a partition and the hashes that it owns.
 type Target struct {
 	ID    uint64 // the partition's id in the cluster, for the Log
-	Range Range
+	Range keyspace.Range
 }
 
 // Table is a topic's routing table at one revision. It is immutable and safe
@@ -26,7 +26,7 @@ type Table struct {
 // NewTable makes a table. The targets must cover the keyspace exactly and in
 // order; a message's partition number is its target's place in the list.
 func NewTable(revision, seed uint64, targets []Target) (*Table, error) {
-	ranges := make([]Range, len(targets))
+	ranges := make([]keyspace.Range, len(targets))
 	for i, t := range targets {
 		ranges[i] = t.Range
 	}

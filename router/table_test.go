@@ -6,23 +6,25 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"github.com/strandmq/strandmq/internal/keyspace"
 )
 
 // targets draws a keyspace cut at random places, as splits and merges leave it.
 func targets(t *rapid.T) []Target {
 	n := rapid.IntRange(1, 40).Draw(t, "n")
-	var ranges []Range
+	var ranges []keyspace.Range
 	if rapid.Bool().Draw(t, "even") {
-		ranges = Ranges(n)
+		ranges = keyspace.Ranges(n)
 	} else {
 		cuts := rapid.SliceOfNDistinct(rapid.Uint64Range(1, math.MaxUint64), n-1, n-1, rapid.ID).Draw(t, "cuts")
 		slices.Sort(cuts)
 		first := uint64(0)
 		for _, c := range cuts {
-			ranges = append(ranges, Range{First: first, Last: c - 1})
+			ranges = append(ranges, keyspace.Range{First: first, Last: c - 1})
 			first = c
 		}
-		ranges = append(ranges, Range{First: first, Last: math.MaxUint64})
+		ranges = append(ranges, keyspace.Range{First: first, Last: math.MaxUint64})
 	}
 	out := make([]Target, len(ranges))
 	for i, r := range ranges {
@@ -53,14 +55,14 @@ func TestLookupAgainstWalk(t *testing.T) {
 }
 
 func TestTableRefusesHoles(t *testing.T) {
-	ts := []Target{{1, Range{First: 0, Last: 10}}, {2, Range{First: 12, Last: math.MaxUint64}}}
+	ts := []Target{{1, keyspace.Range{First: 0, Last: 10}}, {2, keyspace.Range{First: 12, Last: math.MaxUint64}}}
 	if _, err := NewTable(3, 0, ts); err == nil {
 		t.Fatal("a hash without an owner was accepted")
 	}
 }
 
 func TestTableIsItsOwn(t *testing.T) {
-	ts := []Target{{1, Range{First: 0, Last: math.MaxUint64}}}
+	ts := []Target{{1, keyspace.Range{First: 0, Last: math.MaxUint64}}}
 	table, err := NewTable(3, 9, ts)
 	if err != nil {
 		t.Fatal(err)

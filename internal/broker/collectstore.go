@@ -25,6 +25,11 @@ func (b *Broker) collectStore(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstHistogram(desc("fsync_duration_seconds", "Fsyncs of the store's log; one serves many partitions."), uint64(m.Fsyncs), m.FsyncTotal.Seconds(), buckets)
 	ch <- prometheus.MustNewConstMetric(desc("store_batches_total", "Batches that were committed over the store's life."), prometheus.CounterValue, float64(m.Batches))
 	ch <- prometheus.MustNewConstMetric(desc("store_write_stalls_total", "Times that writes waited for flushes."), prometheus.CounterValue, float64(m.WriteStalls))
+	ch <- prometheus.MustNewConstMetric(desc("store_write_stall_seconds_total", "How long writes waited for flushes."), prometheus.CounterValue, m.WriteStallFor.Seconds())
+	ch <- prometheus.MustNewConstMetric(desc("store_log_bytes", "Log files that a restart would replay."), prometheus.GaugeValue, float64(m.LogBytes))
 	ch <- prometheus.MustNewConstMetric(desc("store_disk_bytes", "Everything of the store on disk."), prometheus.GaugeValue, float64(m.DiskBytes))
 	ch <- prometheus.MustNewConstMetric(desc("store_compaction_debt_bytes", "Bytes that compactions still have to move."), prometheus.GaugeValue, float64(m.CompactionDebt))
+	ch <- prometheus.MustNewConstMetric(desc("store_level0_sublevels", "Levels of tables not yet compacted, each of which a read may have to look into."), prometheus.GaugeValue, float64(m.L0Sublevels))
+	ch <- prometheus.MustNewConstMetric(desc("store_cache_hits_total", "Blocks of tables that were found in memory."), prometheus.CounterValue, float64(m.CacheHits))
+	ch <- prometheus.MustNewConstMetric(desc("store_cache_misses_total", "Blocks of tables that were read from disk."), prometheus.CounterValue, float64(m.CacheMisses))
 }

@@ -8,7 +8,6 @@ const (
 	MaxHeaders      = 64      // headers of one record
 	MaxHeaderBytes  = 16384   // bytes of all header names and values of one record
 	MaxBody         = 1 << 20 // bytes of a body
-	MaxProducerID   = 255     // bytes of a producer id
 	MaxBatchRecords = 1000    // records of one batch
 	MaxBatchBytes   = 4 << 20 // bytes of one batch, its header included
 )

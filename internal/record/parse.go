@@ -148,12 +148,6 @@ func (bt Batch) Producer() (id []byte, firstSequence uint64) {
 	return bt.b[offProducer+1 : offProducer+1+n], binary.LittleEndian.Uint64(bt.b[offProducer+1+n:])
 }
 
-// Meta returns what the records have in common.
-func (bt Batch) Meta() Meta {
-	id, seq := bt.Producer()
-	return Meta{ProducerID: string(id), FirstSequence: seq, PublishTime: bt.PublishTime()}
-}
-
 // SetPublishTime stamps the batch, in place, and seals it anew. Only who owns
 // the bytes may call it.
 func (bt Batch) SetPublishTime(ms int64) {

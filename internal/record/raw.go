@@ -1,6 +1,9 @@
 package record
 
-import "encoding/binary"
+import (
+	"encoding/binary"
+	"fmt"
+)
 
 // Raw is one record of a batch, decoded as far as one asks. It aliases the
 // batch.
@@ -125,7 +128,7 @@ func (r Raw) check() *Error {
 		return &Error{Why: "its header count does not fit the record"}
 	}
 	if n > MaxHeaders {
-		return &Error{Why: "more than 64 headers"}
+		return &Error{Why: fmt.Sprintf("the header list has %d headers; at most %d are stored", n, MaxHeaders)}
 	}
 	at += k
 	bytes := 0

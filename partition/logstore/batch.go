@@ -319,19 +319,6 @@ func (b *Batch) Delete(ns Namespace, p uint64, key []byte) error {
 	return b.fail2(op.Finish())
 }
 
-// DeleteRange removes the rows from from on and below to; a nil to is the end
-// of the partition's rows in this namespace.
-func (b *Batch) DeleteRange(ns Namespace, p uint64, from, to []byte) error {
-	if err := b.checkRows(ns, p); err != nil {
-		return err
-	}
-	start, end := appendKey(nil, ns, p, from), appendPrefixEnd(nil, ns, p)
-	if to != nil {
-		end = appendKey(nil, ns, p, to)
-	}
-	return b.fail2(b.b.DeleteRange(start, end, nil))
-}
-
 // DropPartition removes everything that is stored of a partition.
 func (b *Batch) DropPartition(p uint64) error {
 	e, err := b.edit(p, true)

@@ -121,17 +121,17 @@ func TestDamagedEntry(t *testing.T) {
 	if es, err := s.Entries(1, 1, 3, 0); err != nil || len(es) != 2 {
 		t.Fatalf("what is good is not served: %v", err)
 	}
-	if err := s.Verify(2); err != nil {
+	if err := s.verify(2); err != nil {
 		t.Fatalf("the other log: %v", err)
 	}
-	if err := s.Verify(1); !errors.As(err, &d) {
+	if err := s.verify(1); !errors.As(err, &d) {
 		t.Fatalf("verify: %v", err)
 	}
 	// An entry that is gone.
 	if err := s.db.Delete(appendEntryKey(nil, 2, 4), nil); err != nil {
 		t.Fatal(err)
 	}
-	if err := s.Verify(2); !errors.As(err, &d) || fmt.Sprint(d.Ranges) != "[p2 [4..4]]" {
+	if err := s.verify(2); !errors.As(err, &d) || fmt.Sprint(d.Ranges) != "[p2 [4..4]]" {
 		t.Fatalf("verify: %v", err)
 	}
 	// The repair: the whole log is replaced.
@@ -140,7 +140,7 @@ func TestDamagedEntry(t *testing.T) {
 		_ = b.Append(1, []Entry{entry(2, 11, 100)})
 		_ = b.DropPartition(2)
 	})
-	if err := errors.Join(s.Verify(1), s.Verify(2)); err != nil {
+	if err := errors.Join(s.verify(1), s.verify(2)); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.Close(); err != nil {
@@ -341,7 +341,7 @@ func TestLargeBatch(t *testing.T) {
 		}
 	})
 	for range 2 {
-		if err := s.Verify(1); err != nil {
+		if err := s.verify(1); err != nil {
 			t.Fatal(err)
 		}
 		if err := s.Close(); err != nil {

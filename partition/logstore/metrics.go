@@ -22,19 +22,12 @@ var fsyncBounds = [...]time.Duration{
 type syncStats struct {
 	count  atomic.Int64
 	total  atomic.Int64
-	max    atomic.Int64
 	bucket [len(fsyncBounds) + 1]atomic.Int64
 }
 
 func (s *syncStats) observe(d time.Duration) {
 	s.count.Add(1)
 	s.total.Add(int64(d))
-	for {
-		m := s.max.Load()
-		if int64(d) <= m || s.max.CompareAndSwap(m, int64(d)) {
-			break
-		}
-	}
 	i := 0
 	for i < len(fsyncBounds) && d > fsyncBounds[i] {
 		i++
@@ -46,22 +39,17 @@ func (s *syncStats) observe(d time.Duration) {
 type Metrics struct {
 	Fsyncs      int64         // of the log
 	FsyncTotal  time.Duration // all together
-	FsyncMax    time.Duration
-	FsyncCounts []int64 // by FsyncBuckets
+	FsyncCounts []int64       // by FsyncBuckets
 
 	Batches       uint64        // committed, over the store's life
-	Synced        uint64        // the newest of them known to be synced
 	WriteStalls   int64         // times that writes had to wait for flushes
 	WriteStallFor time.Duration // all together
 
-	MemTableBytes  uint64 // not yet flushed
-	MemTables      int64  // 1 when flushes keep up; at 4 writes wait
-	L0Sublevels    int32
+	L0Sublevels    int32  // tables that a read may have to look into
 	CompactionDebt uint64 // bytes that compactions still have to move
 	LogBytes       uint64 // of the log files that a restart would replay
-	TableBytes     uint64 // tables and value files in use
 	DiskBytes      uint64 // all that is on disk
-	CacheHits      int64
+	CacheHits      int64  // blocks of tables that were in memory
 	CacheMisses    int64
 }
 
@@ -71,9 +59,7 @@ func (s *Store) Metrics() Metrics {
 	m := Metrics{
 		Fsyncs:        s.syncs.count.Load(),
 		FsyncTotal:    time.Duration(s.syncs.total.Load()),
-		FsyncMax:      time.Duration(s.syncs.max.Load()),
 		FsyncCounts:   make([]int64, len(s.syncs.bucket)),
-		Synced:        s.synced.Load(),
 		WriteStalls:   s.stalls.Load(),
 		WriteStallFor: time.Duration(s.stallTime.Load()),
 	}
@@ -88,13 +74,9 @@ func (s *Store) Metrics() Metrics {
 	m.Batches = s.counter
 	s.commitMu.Unlock()
 	p := s.db.Metrics()
-	m.MemTableBytes = p.MemTable.Size
-	m.MemTables = p.MemTable.Count
 	m.L0Sublevels = p.Levels[0].Sublevels
 	m.CompactionDebt = p.Compact.EstimatedDebt
 	m.LogBytes = p.WAL.PhysicalSize
-	total := p.Total()
-	m.TableBytes = uint64(total.TablesSize) + total.EstimatedReferencesSize
 	m.DiskBytes = p.DiskSpaceUsage()
 	m.CacheHits, m.CacheMisses = p.BlockCache.Hits, p.BlockCache.Misses
 	return m
@@ -102,22 +84,3 @@ func (s *Store) Metrics() Metrics {
 
 // Stalled tells whether commits wait for flushes just now. It is cheap.
 func (s *Store) Stalled() bool { return s.stallSince.Load() != 0 }
-
-// DiskUsage is the room of the file system that the store lies on.
-type DiskUsage struct {
-	Total, Available uint64 // of the file system, bytes
-	Store            uint64 // used by this store
-}
-
-// DiskUsage asks the file system.
-func (s *Store) DiskUsage() (DiskUsage, error) {
-	if err := s.enter(); err != nil {
-		return DiskUsage{}, err
-	}
-	defer s.leave()
-	u, err := s.cfg.FS.GetDiskUsage(s.cfg.Dir)
-	if err != nil {
-		return DiskUsage{}, err
-	}
-	return DiskUsage{Total: u.TotalBytes, Available: u.AvailBytes, Store: s.db.Metrics().DiskSpaceUsage()}, nil
-}

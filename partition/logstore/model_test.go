@@ -119,7 +119,11 @@ func (r *run) fill(b *Batch) model {
 		case k < 88:
 			from, to := fmt.Sprintf("k%03d", r.rng.IntN(25)), fmt.Sprintf("k%03d", 25+r.rng.IntN(25))
 			maps.DeleteFunc(l.rows, func(k, _ string) bool { return k >= from && k < to })
-			_ = b.DeleteRange(IDs, p, []byte(from), []byte(to))
+			for i := range 50 {
+				if key := fmt.Sprintf("k%03d", i); key >= from && key < to {
+					_ = b.Delete(IDs, p, []byte(key))
+				}
+			}
 		case k < 94:
 			l.meta = fmt.Sprint(r.rng.Uint64())
 			_ = b.SetMeta(p, 'm', []byte(l.meta))

@@ -106,7 +106,7 @@ func TestOpenForeign(t *testing.T) {
 	cfg.ClusterID = "two"
 	openFails[*ErrForeign](t, cfg, `cluster "one"`)
 	cfg.ClusterID = ""
-	if s := mustOpen(t, cfg); s.ClusterID() != "one" || s.Close() != nil {
+	if s := mustOpen(t, cfg); s.id.cluster != "one" || s.Close() != nil {
 		t.Fatal("cluster id is not kept")
 	}
 }

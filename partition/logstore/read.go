@@ -302,15 +302,6 @@ func (s *Store) scan(p, lo, hi uint64, st logState, fn func(e Entry, crc uint32)
 	return next, nil
 }
 
-// Verify reads a whole log and checks every entry and the chain of them.
-func (s *Store) Verify(p uint64) error {
-	st, err := s.logState(p)
-	if err != nil {
-		return err
-	}
-	return s.Scan(p, st.base.index+1, st.last.index+1, func(Entry, uint32) bool { return true })
-}
-
 // HardState reads a partition's hard state; zero if it has none.
 func (s *Store) HardState(p uint64) (HardState, error) {
 	if err := s.enter(); err != nil {

@@ -28,7 +28,7 @@ func TestScenarios(t *testing.T) {
 				s = nil
 				return fmt.Sprintf("%s\n", firstLine(err))
 			}
-			return fmt.Sprintf("open, boot %d, batch %d\n", s.Boot(), s.counter)
+			return fmt.Sprintf("open, boot %d, batch %d\n", s.boot, s.counter)
 		}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			switch d.Cmd {

@@ -126,15 +126,6 @@ func (s *Store) reportDamage(d *ErrDamaged) {
 	}
 }
 
-// StoreID names this store for all time; it is made with the store.
-func (s *Store) StoreID() [16]byte { return s.id.store }
-
-// ClusterID is the cluster that the store was made for.
-func (s *Store) ClusterID() string { return s.id.cluster }
-
-// Boot counts how often the store was opened, this time included.
-func (s *Store) Boot() uint64 { return s.boot }
-
 // noteSynced records that everything up to batch n is on disk.
 func (s *Store) noteSynced(n uint64) {
 	for {

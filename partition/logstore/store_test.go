@@ -24,6 +24,15 @@ func entry(term, index uint64, size int) Entry {
 	return Entry{Term: term, Index: index, Type: byte(index), Data: bytes.Repeat([]byte{byte(index), byte(term)}, size/2)}
 }
 
+// verify reads a whole log.
+func (s *Store) verify(p uint64) error {
+	st, err := s.logState(p)
+	if err != nil {
+		return err
+	}
+	return s.Scan(p, st.base.index+1, st.last.index+1, func(Entry, uint32) bool { return true })
+}
+
 func commit(t testing.TB, s *Store, fill func(b *Batch)) {
 	t.Helper()
 	b := s.NewBatch()
@@ -88,8 +97,8 @@ func TestRoundTrip(t *testing.T) {
 			}
 			s = mustOpen(t, cfg)
 			check(s)
-			if s.Boot() != 2 {
-				t.Fatalf("boot %d", s.Boot())
+			if s.boot != 2 {
+				t.Fatalf("boot %d", s.boot)
 			}
 			if err := s.Close(); err != nil {
 				t.Fatal(err)
