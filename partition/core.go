@@ -10,6 +10,7 @@ import (
 	"go.etcd.io/raft/v3/raftpb"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/partition/logstore"
 )
 
@@ -75,13 +76,10 @@ func newCore(cfg Config) *core {
 }
 
 // nextID returns a proposal id. They come from a counter with a random start,
-// stirred (splitmix64), so those of two runs or two nodes do not meet.
+// mixed, so those of two runs or two nodes do not meet.
 func (c *core) nextID() uint64 {
-	c.ids += 0x9e3779b97f4a7c15
-	z := c.ids
-	z = (z ^ z>>30) * 0xbf58476d1ce4e5b9
-	z = (z ^ z>>27) * 0x94d049bb133111eb
-	return z ^ z>>31
+	c.ids++
+	return keyspace.Mix(c.ids)
 }
 
 // batch returns the store batch of the pump under way.

@@ -182,7 +182,7 @@ func (p *Publisher) route(req *Request, results []Result) []part {
 			number = loose
 			// Keyless messages promise no order, so each gets a hash of its own:
 			// one hash for all would make a group take them one at a time.
-			x := mix(p.cfg.Seed ^ mix(turn) ^ uint64(i))
+			x := keyspace.Mix(p.cfg.Seed ^ keyspace.Mix(turn) ^ uint64(i))
 			r.KeyHash = req.Table.Target(number).Range.At(x)
 		}
 		at, ok := slot[number]
@@ -204,14 +204,6 @@ func (p *Publisher) loosePartition(req *Request, turn uint64) int {
 		return req.Table.Lookup(keyspace.HashString(req.Table.Seed(), req.ProducerID))
 	}
 	return int((p.cfg.Seed + turn) % uint64(req.Table.Len()))
-}
-
-// mix is the finalizer of splitmix64: neighbours become unrelated.
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
 
 // checkRecord refuses a message for what it is.

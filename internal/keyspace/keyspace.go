@@ -1,7 +1,7 @@
 // Package keyspace is the arithmetic of the 64-bit key-hash space.
 //
-// It owns the hash of a key and the ranges that partitions own. It promises
-// that Ranges covers the space exactly, in order, with widths that differ by
+// It owns the hash of a key, how numbers are spread over the space, and the
+// ranges that partitions own. It promises that Ranges covers the space exactly, in order, with widths that differ by
 // one at most. It refuses lists of ranges that leave a hash without an owner or
 // give it two. Whose partition a range is, and where that partition lives, is
 // not its matter: router looks keys up, coordinator records who owns what.
@@ -39,6 +39,17 @@ func HashString(seed uint64, key string) uint64 {
 	d.ResetWithSeed(seed)
 	_, _ = d.WriteString(key) // never fails
 	return d.Sum64()
+}
+
+// Mix spreads the bits of a number over all of it, so that neighbours become
+// unrelated hashes: one step of splitmix64 (Steele, Lea and Flood, "Fast
+// splittable pseudorandom number generators", 2014). No two numbers give the
+// same.
+func Mix(x uint64) uint64 {
+	x += 0x9e3779b97f4a7c15
+	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
+	x = (x ^ x>>27) * 0x94d049bb133111eb
+	return x ^ x>>31
 }
 
 // Range is a run of key hashes, both ends included.

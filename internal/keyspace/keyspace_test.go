@@ -45,6 +45,17 @@ func TestHashDoesNotAllocate(t *testing.T) {
 	}
 }
 
+// The generator's first numbers from seed 0, as its authors' program prints them.
+func TestMixIsSplitmix64(t *testing.T) {
+	state := uint64(0)
+	for i, want := range []uint64{0xe220a8397b1dcdaf, 0x6e789e6aa1b965f4, 0x06c45d188009454f} {
+		if got := Mix(state); got != want {
+			t.Errorf("number %d is %016x, want %016x", i, got, want)
+		}
+		state += 0x9e3779b97f4a7c15
+	}
+}
+
 func TestRangesCoverEvenly(t *testing.T) {
 	for n := 1; n <= 1024; n++ {
 		rs := Ranges(n)
