@@ -145,7 +145,7 @@ func TestTimersComeInOrder(t *testing.T) {
 		var ts timers
 		var want []timer
 		for range rapid.IntRange(0, 30).Draw(t, "n") {
-			x := timer{Millis(rapid.IntRange(0, 9).Draw(t, "at")), &group{id: PartitionID(rapid.IntRange(0, 3).Draw(t, "id"))}}
+			x := timer{Millis(rapid.IntRange(0, 9).Draw(t, "at")), &replica{id: PartitionID(rapid.IntRange(0, 3).Draw(t, "id"))}}
 			ts.push(x)
 			want = append(want, x)
 		}
@@ -162,8 +162,8 @@ func TestTimersComeInOrder(t *testing.T) {
 			if ts.next() != w.at || ts.due(w.at-1) != nil {
 				t.Fatalf("next is %d, want %d", ts.next(), w.at)
 			}
-			if g := ts.due(w.at); g.id != w.g.id {
-				t.Fatalf("%v is due, want %v", g.id, w.g.id)
+			if r := ts.due(w.at); r.id != w.r.id {
+				t.Fatalf("%v is due, want %v", r.id, w.r.id)
 			}
 		}
 		if ts.next() != never || ts.due(never) != nil {

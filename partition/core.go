@@ -22,16 +22,16 @@ import (
 //
 // One pump is one store batch for all partitions that have something to do.
 type core struct {
-	cfg    Config
-	store  *logstore.Store
-	groups map[PartitionID]*group
-	order  []*group // by id, so that equal input gives equal steps
-	dirty  []*group
-	spare  []*group
-	timers timers
-	tail   tail
-	ids    uint64
-	since  int64 // bytes behind the checkpoints of all groups
+	cfg      Config
+	store    *logstore.Store
+	replicas map[PartitionID]*replica
+	order    []*replica // by id, so that equal input gives equal steps
+	dirty    []*replica
+	spare    []*replica
+	timers   timers
+	tail     tail
+	ids      uint64
+	since    int64 // bytes behind the checkpoints of all replicas
 
 	stopping bool // Apps get no more turns
 
@@ -55,7 +55,7 @@ type message struct {
 
 // response goes back to raft when a batch is durable.
 type response struct {
-	g    *group
+	to   *replica
 	msgs []*raftpb.Message
 }
 
@@ -70,7 +70,7 @@ type write struct {
 
 func newCore(cfg Config) *core {
 	return &core{
-		cfg: cfg, store: cfg.Store, groups: make(map[PartitionID]*group),
+		cfg: cfg, store: cfg.Store, replicas: make(map[PartitionID]*replica),
 		tail: tail{limit: cfg.TailCacheBytes}, ids: cfg.Seed,
 	}
 }
@@ -90,180 +90,180 @@ func (c *core) batch() *logstore.Batch {
 	return c.wb
 }
 
-// touch gives a group a turn in the next pump.
-func (c *core) touch(g *group) {
-	if !g.dirty && !g.gone && g.fault == nil {
-		g.dirty = true
-		c.dirty = append(c.dirty, g)
+// touch gives a replica a turn in the next pump.
+func (c *core) touch(r *replica) {
+	if !r.dirty && !r.gone && r.fault == nil {
+		r.dirty = true
+		c.dirty = append(c.dirty, r)
 	}
 }
 
 // ready tells whether pump has something to do.
 func (c *core) ready() bool { return len(c.dirty) > 0 || len(c.answers) > 0 }
 
-// group returns a working group.
-func (c *core) group(id PartitionID) (*group, error) {
-	g := c.groups[id]
-	if g == nil {
+// replica returns one that works.
+func (c *core) replica(id PartitionID) (*replica, error) {
+	r := c.replicas[id]
+	if r == nil {
 		return nil, &ErrUnknownPartition{Partition: id}
 	}
-	if g.fault != nil {
-		return nil, g.fault
+	if r.fault != nil {
+		return nil, r.fault
 	}
-	return g, nil
+	return r, nil
 }
 
 // enqueue takes a proposal. It is answered in any case.
 func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
-	g, err := c.group(id)
+	r, err := c.replica(id)
 	if err != nil {
 		c.answers = append(c.answers, answer{shelf: sh, p: p, err: err})
 		return
 	}
 	if p.kind == Batches {
-		g.batches.push(p)
+		r.batches.push(p)
 	} else {
-		g.commands.push(p)
+		r.commands.push(p)
 	}
-	c.touch(g)
+	c.touch(r)
 }
 
-// post takes an event for a group's App; false if there is none to take it.
+// post takes an event for a partition's App; false if there is none to take it.
 func (c *core) post(id PartitionID, ev any) bool {
-	g, err := c.group(id)
+	r, err := c.replica(id)
 	if err != nil {
 		return false
 	}
-	g.events = append(g.events, ev)
-	c.touch(g)
+	r.events = append(r.events, ev)
+	c.touch(r)
 	return true
 }
 
-// view calls fn with a group's App as it is, with every event taken.
+// view calls fn with a partition's App as it is, with every event taken.
 func (c *core) view(id PartitionID, fn func(App, Position)) error {
-	g, err := c.group(id)
+	r, err := c.replica(id)
 	if err != nil {
 		return err
 	}
-	err = c.guard(g, func() error {
-		g.takeEvents() // they came before
-		fn(g.app, g.log.Position())
+	err = c.guard(r, func() error {
+		r.takeEvents() // they came before
+		fn(r.app, r.log.Position())
 		return nil
 	})
 	if err != nil {
-		c.fail(g, err)
-		return g.fault
+		c.fail(r, err)
+		return r.fault
 	}
 	return nil
 }
 
 // campaign makes a replica try to lead.
 func (c *core) campaign(id PartitionID) error {
-	g, err := c.group(id)
+	r, err := c.replica(id)
 	if err != nil {
 		return err
 	}
-	if err := c.guard(g, g.rn.Campaign); err != nil {
-		c.fail(g, err)
-		return g.fault
+	if err := c.guard(r, r.rn.Campaign); err != nil {
+		c.fail(r, err)
+		return r.fault
 	}
-	c.touch(g)
+	c.touch(r)
 	return nil
 }
 
 // receive takes a message from another replica.
 func (c *core) receive(id PartitionID, m *raftpb.Message) {
-	if g, err := c.group(id); err == nil {
-		c.step(g, m)
+	if r, err := c.replica(id); err == nil {
+		c.step(r, m)
 	}
 }
 
-func (c *core) step(g *group, m *raftpb.Message) {
-	err := c.guard(g, func() error {
-		err := g.rn.Step(m)
+func (c *core) step(r *replica, m *raftpb.Message) {
+	err := c.guard(r, func() error {
+		err := r.rn.Step(m)
 		if errors.Is(err, raft.ErrStepPeerNotFound) || errors.Is(err, raft.ErrProposalDropped) {
 			return nil // from a replica that is none any more: to be ignored
 		}
 		return err
 	})
 	if err != nil {
-		c.fail(g, err)
+		c.fail(r, err)
 		return
 	}
-	c.touch(g)
+	c.touch(r)
 }
 
-// tick is the raft clock of every group that has someone to hear from.
+// tick is the raft clock of every replica that has someone to hear from.
 func (c *core) tick() {
-	for _, g := range c.order {
-		if g.single && g.isLead || g.fault != nil {
+	for _, r := range c.order {
+		if r.single && r.isLead || r.fault != nil {
 			continue
 		}
-		if err := c.guard(g, func() error { g.rn.Tick(); return nil }); err != nil {
-			c.fail(g, err)
+		if err := c.guard(r, func() error { r.rn.Tick(); return nil }); err != nil {
+			c.fail(r, err)
 			continue
 		}
-		c.touch(g)
+		c.touch(r)
 	}
 }
 
-// due gives the groups whose App asked for a turn by now one.
+// due gives the replicas whose App asked for a turn by now one.
 func (c *core) due(now Millis) {
 	for {
-		g := c.timers.due(now)
-		if g == nil {
+		r := c.timers.due(now)
+		if r == nil {
 			return
 		}
-		g.timer = 0
-		if g.wake == 0 || g.gone || g.fault != nil {
+		r.timer = 0
+		if r.wake == 0 || r.gone || r.fault != nil {
 			continue
 		}
-		if g.wake <= now {
-			c.touch(g)
+		if r.wake <= now {
+			c.touch(r)
 		} else {
-			c.arm(g)
+			c.arm(r)
 		}
 	}
 }
 
-// arm makes sure that the core looks at a group's wake in time.
-func (c *core) arm(g *group) {
-	if g.wake != 0 && (g.timer == 0 || g.wake < g.timer) {
-		g.timer = g.wake
-		c.timers.push(timer{g.wake, g})
+// arm makes sure that the core looks at a replica's wake in time.
+func (c *core) arm(r *replica) {
+	if r.wake != 0 && (r.timer == 0 || r.wake < r.timer) {
+		r.timer = r.wake
+		c.timers.push(timer{r.wake, r})
 	}
 }
 
 // nextWake returns when due has something to do; never if nothing is asked for.
 func (c *core) nextWake() Millis { return c.timers.next() }
 
-// pump gives every group that has something to do its turn, and commits what
+// pump gives every replica that has something to do its turn, and commits what
 // they wrote as one batch. The answers are true as soon as it returns: what they
 // tell was on disk before. The write must be synced and then given to durable;
 // it is nil when nothing waits for the disk.
 func (c *core) pump(now Millis) (*write, []answer, error) {
 	turns := c.dirty
 	c.dirty, c.spare = c.spare[:0], nil
-	for _, g := range turns {
-		g.dirty = false
-		if g.gone || g.fault != nil {
+	for _, r := range turns {
+		r.dirty = false
+		if r.gone || r.fault != nil {
 			continue
 		}
-		if err := c.guard(g, func() error { return g.turn(now) }); err != nil {
+		if err := c.guard(r, func() error { return r.turn(now) }); err != nil {
 			if c.store.Err() != nil {
 				return nil, c.takeAnswers(), c.store.Err()
 			}
-			c.fail(g, err)
+			c.fail(r, err)
 		}
-		c.arm(g)
+		c.arm(r)
 	}
 	w, err := c.commit()
 	if err != nil {
 		return nil, c.takeAnswers(), err
 	}
-	for i, g := range turns {
-		if !g.gone && g.fault == nil {
-			g.committed()
+	for i, r := range turns {
+		if !r.gone && r.fault == nil {
+			r.committed()
 		}
 		turns[i] = nil
 	}
@@ -306,15 +306,16 @@ func (c *core) takeAnswers() []answer {
 
 // durable tells that a write, and every one before it, is on disk.
 func (c *core) durable(w *write) {
-	for _, r := range w.responses {
-		for _, m := range r.msgs {
-			if r.g.gone || r.g.fault != nil {
+	for _, resp := range w.responses {
+		r := resp.to
+		for _, m := range resp.msgs {
+			if r.gone || r.fault != nil {
 				break
 			}
 			if to := m.GetTo(); to == uint64(c.cfg.Node) {
-				c.step(r.g, m)
+				c.step(r, m)
 			} else {
-				c.out = append(c.out, message{r.g.id, m})
+				c.out = append(c.out, message{r.id, m})
 			}
 		}
 	}
@@ -331,15 +332,15 @@ func (c *core) takeMessages() []message {
 }
 
 // limitReplay keeps what a restart has to apply again within the node's bound:
-// the group that would take longest makes its checkpoint.
+// the replica that would take longest makes its checkpoint.
 func (c *core) limitReplay() {
 	if c.since < c.cfg.NodeCheckpointBytes {
 		return
 	}
-	var most *group
-	for _, g := range c.order {
-		if g.fault == nil && (most == nil || g.since > most.since) {
-			most = g
+	var most *replica
+	for _, r := range c.order {
+		if r.fault == nil && (most == nil || r.since > most.since) {
+			most = r
 		}
 	}
 	if most == nil || most.since == 0 {
@@ -349,58 +350,58 @@ func (c *core) limitReplay() {
 	c.touch(most)
 }
 
-// guard runs a group's code. What panics there ends that group only.
-func (c *core) guard(g *group, fn func() error) (err error) {
+// guard runs a replica's code. What panics there ends that replica only.
+func (c *core) guard(r *replica, fn func() error) (err error) {
 	defer func() {
-		r := recover()
-		if r == nil {
+		v := recover()
+		if v == nil {
 			return
 		}
-		if p, ok := r.(*raftPanic); ok {
+		if p, ok := v.(*raftPanic); ok {
 			err = errors.New(p.why)
-		} else if e, ok := r.(error); ok && c.store.Err() != nil {
+		} else if e, ok := v.(error); ok && c.store.Err() != nil {
 			err = e
 		} else {
-			err = fmt.Errorf("panic: %v", r)
-			c.cfg.Logger.Error("a partition panicked", "partition", g.id.String(), "panic", r, "stack", string(debug.Stack()))
+			err = fmt.Errorf("panic: %v", v)
+			c.cfg.Logger.Error("a partition panicked", "partition", r.id.String(), "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
 	return fn()
 }
 
-// fail stops a group whose state cannot be trusted any more. What it applied
+// fail stops a replica whose state cannot be trusted any more. What it applied
 // completely stays applied.
-func (c *core) fail(g *group, err error) {
-	err = storeError(g.id, err)
+func (c *core) fail(r *replica, err error) {
+	err = storeError(r.id, err)
 	var d *ErrDamaged
 	if !errors.As(err, &d) {
-		d = &ErrDamaged{Partition: g.id, Why: err.Error()}
+		d = &ErrDamaged{Partition: r.id, Why: err.Error()}
 	}
-	g.fault = d
-	c.cfg.Logger.Error("a partition stopped", "partition", g.id.String(), "err", d)
-	if g.log != nil && g.unsaved {
+	r.fault = d
+	c.cfg.Logger.Error("a partition stopped", "partition", r.id.String(), "err", d)
+	if r.log != nil && r.unsaved {
 		// The rows of the entries that were applied are in the batch; how far
 		// they reach must be there too, or a restart would apply them twice.
 		// An error here is the batch's, and the commit will tell it.
-		st := g.log.flushed
-		_ = c.batch().SetMeta(uint64(g.id), metaApplied, st.append(nil))
-		g.unsaved = false
+		st := r.log.flushed
+		_ = c.batch().SetMeta(uint64(r.id), metaApplied, st.append(nil))
+		r.unsaved = false
 	}
-	g.stop(d, &ErrOutcomeUnknown{Partition: g.id, Why: "the partition stopped"})
-	g.shelf.mu.Lock()
-	g.shelf.fault = d
-	g.shelf.info.Fault = d.Why
-	g.shelf.mu.Unlock()
-	c.since -= g.since
-	g.since = 0
+	r.stop(d, &ErrOutcomeUnknown{Partition: r.id, Why: "the partition stopped"})
+	r.shelf.mu.Lock()
+	r.shelf.fault = d
+	r.shelf.info.Fault = d.Why
+	r.shelf.mu.Unlock()
+	c.since -= r.since
+	r.since = 0
 }
 
 // create makes a partition with these voters, this node among them. A sole
 // voter campaigns at once; others wait for a campaign or for time to pass.
 func (c *core) create(id PartitionID, voters ...NodeID) error {
-	if g := c.groups[id]; g != nil {
-		if g.fault != nil {
-			return g.fault
+	if r := c.replicas[id]; r != nil {
+		if r.fault != nil {
+			return r.fault
 		}
 		return nil
 	}
@@ -444,8 +445,8 @@ const (
 
 // drop deletes a partition. The write has to be synced like pump's.
 func (c *core) drop(id PartitionID) (*write, error) {
-	g := c.groups[id]
-	if g == nil {
+	r := c.replicas[id]
+	if r == nil {
 		return nil, nil
 	}
 	wb := c.store.NewBatch()
@@ -457,29 +458,29 @@ func (c *core) drop(id PartitionID) (*write, error) {
 	if err != nil {
 		return nil, err
 	}
-	if g.leading && g.fault == nil {
-		if err := c.guard(g, func() error { g.app.Lead(false); return nil }); err != nil {
+	if r.leading && r.fault == nil {
+		if err := c.guard(r, func() error { r.app.Lead(false); return nil }); err != nil {
 			c.cfg.Logger.Warn("a dropped partition's app complained", "partition", id.String(), "err", err)
 		}
 	}
-	g.gone = true
+	r.gone = true
 	gone := &ErrUnknownPartition{Partition: id}
-	g.stop(gone, &ErrOutcomeUnknown{Partition: id, Why: "the partition was dropped"})
-	c.tail.drop(g.shelf)
-	c.since -= g.since
-	delete(c.groups, id)
-	c.order = slices.DeleteFunc(c.order, func(x *group) bool { return x == g })
+	r.stop(gone, &ErrOutcomeUnknown{Partition: id, Why: "the partition was dropped"})
+	c.tail.drop(r.shelf)
+	c.since -= r.since
+	delete(c.replicas, id)
+	c.order = slices.DeleteFunc(c.order, func(x *replica) bool { return x == r })
 	return &write{pending: p}, nil
 }
 
-// checkpointAll ends the core's life: every group's checkpoint in one batch.
+// checkpointAll ends the core's life: every replica's checkpoint in one batch.
 func (c *core) checkpointAll() (*write, error) {
-	for _, g := range c.order {
-		if g.fault != nil {
+	for _, r := range c.order {
+		if r.fault != nil {
 			continue
 		}
-		if err := c.guard(g, g.makeCheckpoint); err != nil {
-			c.fail(g, err)
+		if err := c.guard(r, r.makeCheckpoint); err != nil {
+			c.fail(r, err)
 		}
 	}
 	return c.commit()

@@ -183,22 +183,22 @@ func (r *rig) run(d *datadriven.TestData) {
 		for _, n := range r.sorted() {
 			r.complain(n.core.view(p, func(a App, at Position) {
 				role := "follows"
-				if n.core.groups[p].leading {
+				if n.core.replicas[p].leading {
 					led := a.(*counter).ledAt
 					role = fmt.Sprintf("leads since command %d", led[len(led)-1])
 				}
-				fmt.Fprintf(&r.buf, "%v %s at %v, %d commands, checkpoint %d\n", n.id, role, at, a.(*counter).n, n.core.groups[p].checkpoint.Index)
+				fmt.Fprintf(&r.buf, "%v %s at %v, %d commands, checkpoint %d\n", n.id, role, at, a.(*counter).n, n.core.replicas[p].checkpoint.Index)
 			}))
 		}
 	case "log":
-		g := n.core.groups[p]
-		rd := g.log.read
+		rep := n.core.replicas[p]
+		rd := rep.log.read
 		var next Offset
-		err := n.store.Scan(uint64(p), g.rlog.first, uint64(g.log.state.index)+1, func(e logstore.Entry, _ uint32) bool {
+		err := n.store.Scan(uint64(p), rep.rlog.first, uint64(rep.log.state.index)+1, func(e logstore.Entry, _ uint32) bool {
 			if len(e.Data) == 0 {
 				fmt.Fprintf(&r.buf, "%d term %d: begins\n", e.Index, e.Term)
 			}
-			_, err := rd.show(e, g.log.Position(), &next, func(le LogEntry) bool {
+			_, err := rd.show(e, rep.log.Position(), &next, func(le LogEntry) bool {
 				if le.Kind == Command {
 					fmt.Fprintf(&r.buf, "%d term %d: command %s\n", e.Index, e.Term, le.Data)
 					return true

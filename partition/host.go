@@ -30,8 +30,8 @@ type Host struct {
 	syncs chan *write
 	back  outbox
 
-	mu    sync.RWMutex
-	ports map[PartitionID]*shelf // what callers see of each partition
+	mu      sync.RWMutex
+	shelves map[PartitionID]*shelf // what callers see of each partition
 
 	queued atomic.Int64 // bytes of all partitions
 	rate   rate
@@ -63,7 +63,7 @@ func Open(cfg Config) (*Host, error) {
 	h := &Host{
 		cfg: cfg, core: newCore(cfg),
 		inbox: inbox{wake: make(chan struct{}, 1)}, back: outbox{wake: make(chan struct{}, 1)},
-		syncs: make(chan *write, cfg.SyncsInFlight+1), ports: make(map[PartitionID]*shelf),
+		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
 		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
 	}
 	ids, err := cfg.Store.Partitions()
@@ -74,7 +74,7 @@ func Open(cfg Config) (*Host, error) {
 		if err := h.core.open(PartitionID(id)); err != nil {
 			return nil, err
 		}
-		h.ports[PartitionID(id)] = h.core.groups[PartitionID(id)].shelf
+		h.shelves[PartitionID(id)] = h.core.replicas[PartitionID(id)].shelf
 	}
 	if err := h.settle(); err != nil {
 		return nil, err
@@ -113,17 +113,17 @@ func (h *Host) Create(ctx context.Context, id PartitionID) error {
 			reply(err)
 			return
 		}
-		g := h.core.groups[id]
+		r := h.core.replicas[id]
 		h.mu.Lock()
-		h.ports[id] = g.shelf
+		h.shelves[id] = r.shelf
 		h.mu.Unlock()
 		switch {
-		case g.fault != nil:
-			reply(g.fault)
-		case g.leading:
+		case r.fault != nil:
+			reply(r.fault)
+		case r.leading:
 			reply(nil)
 		default:
-			g.atLead = append(g.atLead, reply)
+			r.atLead = append(r.atLead, reply)
 		}
 	})
 }
@@ -133,7 +133,7 @@ func (h *Host) Create(ctx context.Context, id PartitionID) error {
 func (h *Host) Drop(ctx context.Context, id PartitionID) error {
 	return h.call(ctx, id, func(reply func(error)) {
 		h.mu.Lock()
-		delete(h.ports, id)
+		delete(h.shelves, id)
 		h.mu.Unlock()
 		w, err := h.core.drop(id)
 		if err != nil || w == nil {
@@ -149,7 +149,7 @@ func (h *Host) Drop(ctx context.Context, id PartitionID) error {
 func (h *Host) Partitions() []PartitionID {
 	h.mu.RLock()
 	defer h.mu.RUnlock()
-	return slices.Sorted(maps.Keys(h.ports))
+	return slices.Sorted(maps.Keys(h.shelves))
 }
 
 // Publish stores one record batch and returns what became of each record when
@@ -188,7 +188,7 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 	if len(rest) > 0 {
 		return &record.Error{Why: fmt.Sprintf("%d bytes behind the batch: publish one at a time", len(rest))}
 	}
-	sh, err := h.port(id)
+	sh, err := h.shelf(id)
 	if err != nil {
 		return err
 	}
@@ -213,7 +213,7 @@ func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, er
 	if len(cmd) > maxCommandBytes {
 		return nil, fmt.Errorf("partition %v: a command of %d bytes; at most %d are taken", id, len(cmd), maxCommandBytes)
 	}
-	sh, err := h.port(id)
+	sh, err := h.shelf(id)
 	if err != nil {
 		return nil, err
 	}
@@ -246,7 +246,7 @@ const proposalBytes = 256
 
 // Post gives an event to a partition's App: App.Event, then App.Drive.
 func (h *Host) Post(id PartitionID, ev any) error {
-	sh, err := h.port(id)
+	sh, err := h.shelf(id)
 	if err != nil {
 		return err
 	}
@@ -261,10 +261,11 @@ func (h *Host) Post(id PartitionID, ev any) error {
 }
 
 // View calls fn with a partition's App, after everything applied and posted so
-// far and before anything else. fn runs on the goroutine that moves every partition of
-// the node: it must be quick, must not keep the App, and must not write.
+// far and before anything else. fn runs on the goroutine that moves every
+// partition of the node: it must be quick, must not keep the App, and must not
+// write.
 func (h *Host) View(ctx context.Context, id PartitionID, fn func(App, Position)) error {
-	if _, err := h.port(id); err != nil {
+	if _, err := h.shelf(id); err != nil {
 		return err
 	}
 	// A caller that left must not see fn run: the two may share memory.
@@ -300,10 +301,10 @@ func (h *Host) Close() error {
 	return h.cause
 }
 
-// port returns what callers see of a partition.
-func (h *Host) port(id PartitionID) (*shelf, error) {
+// shelf returns what callers see of a partition.
+func (h *Host) shelf(id PartitionID) (*shelf, error) {
 	h.mu.RLock()
-	sh := h.ports[id]
+	sh := h.shelves[id]
 	h.mu.RUnlock()
 	if sh == nil {
 		return nil, &ErrUnknownPartition{Partition: id}

@@ -171,8 +171,8 @@ func (h *Host) isStopped() bool {
 
 // end makes the last checkpoint.
 func (h *Host) end() {
-	for _, g := range h.core.order {
-		g.stop(h.stoppedError(), &ErrOutcomeUnknown{Partition: g.id, Why: "the node stopped"})
+	for _, r := range h.core.order {
+		r.stop(h.stoppedError(), &ErrOutcomeUnknown{Partition: r.id, Why: "the node stopped"})
 	}
 	w, err := h.core.checkpointAll()
 	h.back.put(h.core.takeAnswers())
@@ -203,8 +203,8 @@ func (h *Host) fall(err error, rest []input) {
 			in.w.then(stopped)
 		}
 	}
-	for _, g := range h.core.order {
-		g.stop(stopped, &ErrOutcomeUnknown{Partition: g.id, Why: "the node's store stopped"})
+	for _, r := range h.core.order {
+		r.stop(stopped, &ErrOutcomeUnknown{Partition: r.id, Why: "the node's store stopped"})
 	}
 	for _, w := range h.core.writes {
 		if w.then != nil {

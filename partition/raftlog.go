@@ -161,6 +161,12 @@ func fromRaft(e *raftpb.Entry) logstore.Entry {
 	return logstore.Entry{Term: e.GetTerm(), Index: e.GetIndex(), Type: byte(e.GetType()), Data: e.GetData()}
 }
 
+// soleVoter tells whether a node is the only one that a log needs.
+func soleVoter(c *raftpb.ConfState, n NodeID) bool {
+	return len(c.GetVoters()) == 1 && c.GetVoters()[0] == uint64(n) &&
+		len(c.GetVotersOutgoing()) == 0 && len(c.GetLearners()) == 0 && len(c.GetLearnersNext()) == 0
+}
+
 // storeError gives an error of the store this package's type.
 func storeError(id PartitionID, err error) error {
 	var d *logstore.ErrDamaged
@@ -177,7 +183,34 @@ func storeError(id PartitionID, err error) error {
 	return out
 }
 
-// raftPanic is what a raft group panics with instead of ending the process: it
+// maxUncommittedBytes bounds a log's tail that waits for the disk.
+const maxUncommittedBytes = 32 << 20
+
+func (c *core) raftConfig(r *replica, applied Index) *raft.Config {
+	return &raft.Config{
+		ID:            uint64(c.cfg.Node),
+		ElectionTick:  50,
+		HeartbeatTick: 5,
+		Storage:       r.rlog,
+		Applied:       uint64(applied),
+
+		AsyncStorageWrites:        true,
+		MaxSizePerMsg:             1 << 20,
+		MaxCommittedSizePerReady:  16 << 20,
+		MaxUncommittedEntriesSize: maxUncommittedBytes,
+		MaxInflightMsgs:           256,
+		MaxInflightBytes:          16 << 20,
+
+		CheckQuorum:               true,
+		PreVote:                   true,
+		ReadOnlyOption:            raft.ReadOnlySafe,
+		Logger:                    raftLogger{c.cfg.Logger.With("partition", r.id.String())},
+		DisableProposalForwarding: true,
+		StepDownOnRemoval:         true,
+	}
+}
+
+// raftPanic is what a raft node panics with instead of ending the process: it
 // lost trust in its log. The host stops that partition alone.
 type raftPanic struct{ why string }
 

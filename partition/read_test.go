@@ -43,7 +43,7 @@ func filled(t *testing.T, cache int64) (*node, []Message) {
 		clock.Add(10)
 	}
 	if err := n.View(within(t), 1, func(App, Position) {
-		if l := n.core.groups[1].log; len(l.rows.ops) > 0 || len(l.dup.ids) > 0 {
+		if l := n.core.replicas[1].log; len(l.rows.ops) > 0 || len(l.dup.ids) > 0 {
 			t.Errorf("%d rows and %d ids are kept although they are in the store", len(l.rows.ops), len(l.dup.ids))
 		}
 	}); err != nil {
@@ -277,9 +277,9 @@ func TestReplaysOnlyTheTail(t *testing.T) {
 		}
 	}
 	if err := n.View(within(t), 1, func(App, Position) {
-		g := n.core.groups[1]
-		if g.rows.over.bytes > 10_000 || len(g.log.rows.ops) > 0 {
-			t.Errorf("%d bytes of rows and %d staged rows are kept in memory", g.rows.over.bytes, len(g.log.rows.ops))
+		r := n.core.replicas[1]
+		if r.rows.over.bytes > 10_000 || len(r.log.rows.ops) > 0 {
+			t.Errorf("%d bytes of rows and %d staged rows are kept in memory", r.rows.over.bytes, len(r.log.rows.ops))
 		}
 	}); err != nil {
 		t.Fatal(err)

@@ -153,29 +153,119 @@ func (r reader) damaged(err, bad error) error {
 	return storeError(r.id, err)
 }
 
-// each walks the stored messages of a batch from an offset on.
-func (b *stored) each(from Offset, fn func(o Offset, r record.Raw) bool) {
-	o := b.row.base
-	odd := b.row.suppressed
-	c := b.batch.Cursor()
-	for i := 0; ; i++ {
-		r, ok := c.Next()
+// message returns the message at an offset if it is kept and may be seen.
+func (r reader) message(o Offset, pos Position) (raw record.Raw, ok bool, err error) {
+	if o < pos.Start || o >= pos.End {
+		return raw, false, nil
+	}
+	err = r.visit(o, o+1, func(b stored) bool {
+		raw, ok = b.at(o)
+		return false
+	})
+	return raw, ok, err
+}
+
+// show calls fn with the items of one entry. next is the offset of the next
+// message.
+func (r reader) show(e logstore.Entry, pos Position, next *Offset, fn func(LogEntry) bool) (bool, error) {
+	damaged := func(err error) error {
+		return &ErrDamaged{Partition: r.id, From: Index(e.Index), To: Index(e.Index), Why: err.Error()}
+	}
+	it, err := openEntry(e.Data)
+	if err != nil {
+		return false, damaged(err)
+	}
+	for {
+		x, ok, err := it.next()
+		if err != nil {
+			return false, damaged(err)
+		}
 		if !ok {
-			return
+			return true, nil
 		}
-		if len(odd) > 0 && int(odd[0]) == i {
-			odd = odd[1:]
-			continue
+		le := LogEntry{Index: Index(e.Index), Kind: it.kind, First: *next, Data: append([]byte(nil), x.data...)}
+		if it.kind == Batches {
+			b, _, err := record.Parse(le.Data)
+			if err != nil {
+				return false, damaged(err)
+			}
+			le.Time = Millis(b.PublishTime())
+			if *next < pos.End {
+				row, err := r.row(*next)
+				if err != nil {
+					return false, err
+				}
+				if row.index == le.Index && int(row.at) == x.at {
+					le.Count = int(row.stored)
+					*next = row.end()
+				}
+			}
 		}
-		if o >= from && !fn(o, r) {
-			return
+		if !fn(le) {
+			return false, nil
 		}
-		o++
 	}
 }
 
-// at returns the message at an offset that the batch holds.
-func (b *stored) at(o Offset) (r record.Raw, ok bool) {
-	b.each(o, func(_ Offset, x record.Raw) bool { r, ok = x, true; return false })
-	return r, ok
+// row returns the index row of the batch that holds a stored offset.
+func (r reader) row(o Offset) (indexRow, error) {
+	if b, ok := r.shelf.find(o); ok {
+		return b.row, nil
+	}
+	rows, err := r.rows(o, o+1)
+	if err != nil {
+		return indexRow{}, err
+	}
+	return rows[0], nil
+}
+
+// search returns the first offset of the first batch for which ok, which must
+// hold for all batches behind one for which it holds; the end if there is none.
+func (r reader) search(pos Position, ok func(*indexRow) bool) (Offset, error) {
+	lo, hi := pos.Start, pos.End
+	for lo < hi {
+		row, err := r.row(lo + (hi-lo)/2)
+		if err != nil {
+			return 0, err
+		}
+		if ok(&row) {
+			hi = row.base
+		} else {
+			lo = row.end()
+		}
+	}
+	return max(lo, pos.Start), nil
+}
+
+// indexEnd is what replay needs of an index row.
+type indexEnd struct {
+	index Index
+	end   Offset
+}
+
+// indexesFrom returns where the batches from an offset on end.
+func (r reader) indexesFrom(from, end Offset) ([]indexEnd, error) {
+	var out []indexEnd
+	var bad error
+	next := from
+	err := r.store.Iterate(logstore.Offsets, uint64(r.id), offsetKey(nil, from), offsetKey(nil, end), func(k, v []byte) bool {
+		row, err := decodeIndexRow(k, v)
+		if err == nil && row.base != next {
+			err = fmt.Errorf("the offset index jumps from %d to %d", next, row.base)
+		}
+		if err != nil {
+			bad = err
+			return false
+		}
+		next = row.end()
+		out = append(out, indexEnd{row.index, next})
+		return true
+	})
+	if err == nil && bad == nil && next != end {
+		bad = fmt.Errorf("the offset index ends at %d, not at %d", next, end)
+	}
+	if err == nil {
+		err = bad
+	}
+	return out, err
 }

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -15,32 +16,29 @@ import (
 // open brings a partition that is in the store to life. One that is damaged
 // comes up stopped, so that the others do. An error is the store's as a whole.
 func (c *core) open(id PartitionID) error {
-	g := &group{id: id, c: c, shelf: &shelf{id: id}}
-	err := c.guard(g, func() error { return c.restore(g) })
+	r := &replica{id: id, c: c, shelf: &shelf{id: id}}
+	err := c.guard(r, func() error { return c.restore(r) })
 	if err != nil && c.store.Err() != nil {
 		return c.store.Err()
 	}
-	c.groups[id] = g
-	at, _ := slices.BinarySearchFunc(c.order, id, func(g *group, id PartitionID) int {
-		if g.id < id {
-			return -1
-		}
-		return 1
+	c.replicas[id] = r
+	at, _ := slices.BinarySearchFunc(c.order, id, func(r *replica, id PartitionID) int {
+		return cmp.Compare(r.id, id)
 	})
-	c.order = slices.Insert(c.order, at, g)
+	c.order = slices.Insert(c.order, at, r)
 	if err != nil {
-		c.fail(g, err)
+		c.fail(r, err)
 		return nil
 	}
-	g.publish()
-	c.touch(g)
+	r.publish()
+	c.touch(r)
 	return nil
 }
 
 // restore reads what is known of a partition and applies to the App again what
 // its checkpoint does not include.
-func (c *core) restore(g *group) error {
-	p := uint64(g.id)
+func (c *core) restore(r *replica) error {
+	p := uint64(r.id)
 	b, err := c.store.Meta(p, metaConf)
 	if err != nil {
 		return err
@@ -62,68 +60,68 @@ func (c *core) restore(g *group) error {
 	if b, err = c.store.Meta(p, metaCheckpoint); err != nil {
 		return err
 	}
-	if g.checkpoint, err = decodeCheckpoint(b); err != nil {
+	if r.checkpoint, err = decodeCheckpoint(b); err != nil {
 		return err
 	}
-	if g.rlog, err = openRaftLog(g.id, c.store, conf); err != nil {
+	if r.rlog, err = openRaftLog(r.id, c.store, conf); err != nil {
 		return err
 	}
-	if uint64(state.index) > g.rlog.last || g.checkpoint.Index > state.index {
-		return fmt.Errorf("entry %d is applied and %d in the checkpoint, but the log ends at %d", state.index, g.checkpoint.Index, g.rlog.last)
+	if uint64(state.index) > r.rlog.last || r.checkpoint.Index > state.index {
+		return fmt.Errorf("entry %d is applied and %d in the checkpoint, but the log ends at %d", state.index, r.checkpoint.Index, r.rlog.last)
 	}
 	// What is applied was committed, whatever the hard state remembers.
-	g.rlog.hard.Commit = max(g.rlog.hard.Commit, uint64(state.index))
-	g.term = g.rlog.hard.Term
-	g.log = newMessageLog(g.id, c.store, g.shelf, &c.tail, state)
-	g.rows = appRows{id: g.id, store: c.store}
-	if g.app, err = c.cfg.NewApp(g.id, &g.rows); err != nil {
+	r.rlog.hard.Commit = max(r.rlog.hard.Commit, uint64(state.index))
+	r.term = r.rlog.hard.Term
+	r.log = newMessageLog(r.id, c.store, r.shelf, &c.tail, state)
+	r.rows = appRows{id: r.id, store: c.store}
+	if r.app, err = c.cfg.NewApp(r.id, &r.rows); err != nil {
 		return fmt.Errorf("restoring its state: %w", err)
 	}
-	if err := c.replay(g); err != nil {
+	if err := c.replay(r); err != nil {
 		return err
 	}
-	g.single = soleVoter(conf, c.cfg.Node)
-	if g.rn, err = raft.NewRawNode(c.raftConfig(g, state.index)); err != nil {
+	r.single = soleVoter(conf, c.cfg.Node)
+	if r.rn, err = raft.NewRawNode(c.raftConfig(r, state.index)); err != nil {
 		return err
 	}
-	if g.single {
-		return g.rn.Campaign() // there is nobody to wait for
+	if r.single {
+		return r.rn.Campaign() // there is nobody to wait for
 	}
 	return nil
 }
 
 // replay gives the App the commands between its checkpoint and what is applied,
 // each at the position that it had the first time.
-func (c *core) replay(g *group) error {
-	at, to := g.checkpoint, g.log.state.index
+func (c *core) replay(r *replica) error {
+	at, to := r.checkpoint, r.log.state.index
 	if at.Index == to {
 		return nil
 	}
-	rows, err := g.log.read.indexesFrom(at.End, g.log.state.end)
+	rows, err := r.log.read.indexesFrom(at.End, r.log.state.end)
 	if err != nil {
 		return err
 	}
 	var bad error
-	err = c.store.Scan(uint64(g.id), uint64(at.Index)+1, uint64(to)+1, func(e logstore.Entry, _ uint32) bool {
+	err = c.store.Scan(uint64(r.id), uint64(at.Index)+1, uint64(to)+1, func(e logstore.Entry, _ uint32) bool {
 		at.Index = Index(e.Index)
-		g.since += int64(len(e.Data))
+		r.since += int64(len(e.Data))
 		if e.Type == byte(raftpb.EntryNormal) {
-			bad = replayEntry(g.app, at, e.Data)
+			bad = replayEntry(r.app, at, e.Data)
 		}
 		for len(rows) > 0 && rows[0].index == at.Index {
 			at.End, rows = rows[0].end, rows[1:]
 		}
 		if bad != nil {
-			bad = &ErrDamaged{Partition: g.id, From: at.Index, To: at.Index, Why: bad.Error()}
+			bad = &ErrDamaged{Partition: r.id, From: at.Index, To: at.Index, Why: bad.Error()}
 		}
 		return bad == nil
 	})
 	if err == nil {
 		err = bad
 	}
-	c.since += g.since
-	if err == nil && at != g.log.Position() {
-		err = fmt.Errorf("the offset index leads to %v, not to %v", at, g.log.Position())
+	c.since += r.since
+	if err == nil && at != r.log.Position() {
+		err = fmt.Errorf("the offset index leads to %v, not to %v", at, r.log.Position())
 	}
 	return err
 }
@@ -142,37 +140,4 @@ func replayEntry(app App, at Position, data []byte) error {
 			return fmt.Errorf("applying a command again: %w", err)
 		}
 	}
-}
-
-// indexEnd is what replay needs of an index row.
-type indexEnd struct {
-	index Index
-	end   Offset
-}
-
-// indexesFrom returns where the batches from an offset on end.
-func (r reader) indexesFrom(from, end Offset) ([]indexEnd, error) {
-	var out []indexEnd
-	var bad error
-	next := from
-	err := r.store.Iterate(logstore.Offsets, uint64(r.id), offsetKey(nil, from), offsetKey(nil, end), func(k, v []byte) bool {
-		row, err := decodeIndexRow(k, v)
-		if err == nil && row.base != next {
-			err = fmt.Errorf("the offset index jumps from %d to %d", next, row.base)
-		}
-		if err != nil {
-			bad = err
-			return false
-		}
-		next = row.end()
-		out = append(out, indexEnd{row.index, next})
-		return true
-	})
-	if err == nil && bad == nil && next != end {
-		bad = fmt.Errorf("the offset index ends at %d, not at %d", next, end)
-	}
-	if err == nil {
-		err = bad
-	}
-	return out, err
 }

@@ -14,6 +14,33 @@ type stored struct {
 	batch record.Batch
 }
 
+// each walks the stored messages of a batch from an offset on.
+func (b *stored) each(from Offset, fn func(o Offset, r record.Raw) bool) {
+	o := b.row.base
+	odd := b.row.suppressed
+	c := b.batch.Cursor()
+	for i := 0; ; i++ {
+		r, ok := c.Next()
+		if !ok {
+			return
+		}
+		if len(odd) > 0 && int(odd[0]) == i {
+			odd = odd[1:]
+			continue
+		}
+		if o >= from && !fn(o, r) {
+			return
+		}
+		o++
+	}
+}
+
+// at returns the message at an offset that the batch holds.
+func (b *stored) at(o Offset) (r record.Raw, ok bool) {
+	b.each(o, func(_ Offset, x record.Raw) bool { r, ok = x, true; return false })
+	return r, ok
+}
+
 // shelf is what callers of a partition share with the host's loop: the newest
 // batches, and how far the partition is applied. The loop alone changes those.
 type shelf struct {

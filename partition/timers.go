@@ -1,60 +1,53 @@
 package partition
 
-// timers is a heap of when to look at which group: the earliest first, and of
-// two at the same time the one with the lower id.
-type timers []timer
+import (
+	"container/heap"
+	"math"
+)
+
+// never is the time of what nobody asked for.
+const never = Millis(math.MaxInt64)
+
+// timers are when to look at which replica: the earliest first, and of two at
+// the same time the one with the lower id.
+type timers struct{ h timerHeap }
 
 type timer struct {
 	at Millis
-	g  *group
+	r  *replica
 }
 
-func (t timer) before(u timer) bool { return t.at < u.at || t.at == u.at && t.g.id < u.g.id }
+func (ts *timers) push(t timer) { heap.Push(&ts.h, t) }
 
-func (ts timers) next() Millis {
-	if len(ts) == 0 {
+// next is when the first one is due; never if there is none.
+func (ts *timers) next() Millis {
+	if len(ts.h) == 0 {
 		return never
 	}
-	return ts[0].at
+	return ts.h[0].at
 }
 
 // due takes one whose time has come; nil when there is none.
-func (ts *timers) due(now Millis) *group {
-	if len(*ts) == 0 || ts.next() > now {
+func (ts *timers) due(now Millis) *replica {
+	if len(ts.h) == 0 || ts.next() > now {
 		return nil
 	}
-	h := *ts
-	g := h[0].g
-	n := len(h) - 1
-	h[0] = h[n]
-	h[n] = timer{}
-	h = h[:n]
-	for i := 0; ; {
-		least := i
-		for _, child := range []int{2*i + 1, 2*i + 2} {
-			if child < n && h[child].before(h[least]) {
-				least = child
-			}
-		}
-		if least == i {
-			break
-		}
-		h[i], h[least] = h[least], h[i]
-		i = least
-	}
-	*ts = h
-	return g
+	return heap.Pop(&ts.h).(timer).r
 }
 
-func (ts *timers) push(t timer) {
-	h := append(*ts, t)
-	for i := len(h) - 1; i > 0; {
-		up := (i - 1) / 2
-		if !h[i].before(h[up]) {
-			break
-		}
-		h[i], h[up] = h[up], h[i]
-		i = up
-	}
-	*ts = h
+// timerHeap implements heap.Interface.
+type timerHeap []timer
+
+func (h timerHeap) Len() int           { return len(h) }
+func (h timerHeap) Less(i, j int) bool { return h[i].before(h[j]) }
+func (h timerHeap) Swap(i, j int)      { h[i], h[j] = h[j], h[i] }
+func (h *timerHeap) Push(t any)        { *h = append(*h, t.(timer)) }
+func (h *timerHeap) Pop() any {
+	last := len(*h) - 1
+	t := (*h)[last]
+	(*h)[last] = timer{}
+	*h = (*h)[:last]
+	return t
 }
+
+func (t timer) before(u timer) bool { return t.at < u.at || t.at == u.at && t.r.id < u.r.id }

@@ -1,10 +1,11 @@
 // Package keyspace is the arithmetic of the 64-bit key-hash space.
 //
 // It owns the hash of a key, how numbers are spread over the space, and the
-// ranges that partitions own. It promises that Ranges covers the space exactly, in order, with widths that differ by
-// one at most. It refuses lists of ranges that leave a hash without an owner or
-// give it two. Whose partition a range is, and where that partition lives, is
-// not its matter: router looks keys up, coordinator records who owns what.
+// ranges that partitions own. It promises that Ranges covers the space exactly,
+// in order, with widths that differ by one at most. It refuses lists of ranges
+// that leave a hash without an owner or give it two. Whose partition a range is,
+// and where that partition lives, is not its matter: router looks keys up,
+// coordinator records who owns what.
 //
 //	0                                                        2^64-1
 //	├────────────┬────────────┬────────────┬─────────────────┤

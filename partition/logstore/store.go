@@ -14,8 +14,8 @@ import (
 
 // Store is the open store of a node. All methods may be called concurrently.
 //
-// Lock order: commitMu, then mu, then damageMu. The witness has a lock of its own that is
-// taken last.
+// Lock order: commitMu, then mu, then damageMu. The witness has a lock of its
+// own that is taken last.
 type Store struct {
 	cfg        Config
 	fs         *guardFS

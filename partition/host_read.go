@@ -10,7 +10,7 @@ import (
 
 // reader returns a reader of a partition and what it may see.
 func (h *Host) reader(id PartitionID) (reader, Position, error) {
-	sh, err := h.port(id)
+	sh, err := h.shelf(id)
 	if err != nil {
 		return reader{}, Position{}, err
 	}
@@ -137,18 +137,6 @@ func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID st
 	return out, nil
 }
 
-// message returns the message at an offset if it is kept and may be seen.
-func (r reader) message(o Offset, pos Position) (raw record.Raw, ok bool, err error) {
-	if o < pos.Start || o >= pos.End {
-		return raw, false, nil
-	}
-	err = r.visit(o, o+1, func(b stored) bool {
-		raw, ok = b.at(o)
-		return false
-	})
-	return raw, ok, err
-}
-
 // OffsetAt returns the first message published at t or later; the end of the
 // log when there is none. Publish times are made to never go back for this: a
 // message counts with the latest time up to it.
@@ -169,7 +157,7 @@ func (h *Host) Position(id PartitionID) (Position, error) {
 
 // Info returns a partition's state, also of one that stopped.
 func (h *Host) Info(id PartitionID) (Info, error) {
-	sh, err := h.port(id)
+	sh, err := h.shelf(id)
 	if err != nil {
 		return Info{}, err
 	}
@@ -231,76 +219,4 @@ func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(Log
 		err = bad
 	}
 	return storeError(id, err)
-}
-
-// show calls fn with the items of one entry. next is the offset of the next
-// message.
-func (r reader) show(e logstore.Entry, pos Position, next *Offset, fn func(LogEntry) bool) (bool, error) {
-	damaged := func(err error) error {
-		return &ErrDamaged{Partition: r.id, From: Index(e.Index), To: Index(e.Index), Why: err.Error()}
-	}
-	it, err := openEntry(e.Data)
-	if err != nil {
-		return false, damaged(err)
-	}
-	for {
-		x, ok, err := it.next()
-		if err != nil {
-			return false, damaged(err)
-		}
-		if !ok {
-			return true, nil
-		}
-		le := LogEntry{Index: Index(e.Index), Kind: it.kind, First: *next, Data: append([]byte(nil), x.data...)}
-		if it.kind == Batches {
-			b, _, err := record.Parse(le.Data)
-			if err != nil {
-				return false, damaged(err)
-			}
-			le.Time = Millis(b.PublishTime())
-			if *next < pos.End {
-				row, err := r.row(*next)
-				if err != nil {
-					return false, err
-				}
-				if row.index == le.Index && int(row.at) == x.at {
-					le.Count = int(row.stored)
-					*next = row.end()
-				}
-			}
-		}
-		if !fn(le) {
-			return false, nil
-		}
-	}
-}
-
-// row returns the index row of the batch that holds a stored offset.
-func (r reader) row(o Offset) (indexRow, error) {
-	if b, ok := r.shelf.find(o); ok {
-		return b.row, nil
-	}
-	rows, err := r.rows(o, o+1)
-	if err != nil {
-		return indexRow{}, err
-	}
-	return rows[0], nil
-}
-
-// search returns the first offset of the first batch for which ok, which must
-// hold for all batches behind one for which it holds; the end if there is none.
-func (r reader) search(pos Position, ok func(*indexRow) bool) (Offset, error) {
-	lo, hi := pos.Start, pos.End
-	for lo < hi {
-		row, err := r.row(lo + (hi-lo)/2)
-		if err != nil {
-			return 0, err
-		}
-		if ok(&row) {
-			hi = row.base
-		} else {
-			lo = row.end()
-		}
-	}
-	return max(lo, pos.Start), nil
 }

@@ -1,0 +1,467 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// replica is a partition as this node has it: its raft node, its message log and
+// its App. It belongs to the core.
+//
+// A turn takes what is queued, and does all that can be done without waiting:
+//
+//	events ─► App
+//	queue  ─► propose ─► raft ─┬─► append ─► store batch ──(durable)──► raft
+//	                           └─► apply ─┬─► message log ─► store batch
+//	                                      ├─► App.Apply
+//	                                      └─► answers, after the commit of the store batch
+//	App.Drive ─► propose ─► raft …            in the same turn, so in the same batch
+type replica struct {
+	id    PartitionID
+	c     *core
+	shelf *shelf
+	rn    *raft.RawNode
+	rlog  *raftLog
+	log   *messageLog
+	app   App
+	rows  appRows
+
+	batches  fifo // published, not yet given to raft
+	commands fifo // the same for commands
+	waiting  fifo // given to raft, not yet applied
+	events   []any
+	atLead   []func(error) // who waits until it leads
+
+	term    uint64
+	leader  uint64
+	isLead  bool // raft says so
+	leading bool // and everything of earlier terms is applied: App.Lead was told
+	single  bool // this node is the only voter: there is nobody to hear from
+
+	driveDue bool
+	wake     Millis // when the App wants a turn; 0: not before something happens
+	timer    Millis // when the core will look at wake; 0: not
+	dirty    bool
+	unsaved  bool // the message log moved since its state was put into a batch
+
+	checkpoint    Position
+	atCheckpoint  Position // the one in the batch that is being built
+	checkpointed  bool
+	checkpointDue bool  // the node's bound asks for one
+	since         int64 // bytes of log behind the checkpoint
+
+	fault *ErrDamaged
+	gone  bool
+}
+
+// turn does what there is to do. A panic of raft or of the App ends the
+// partition, not the node: the caller recovers it.
+func (r *replica) turn(now Millis) error {
+	r.takeEvents()
+	r.propose()
+	if err := r.ready(); err != nil {
+		return err
+	}
+	if r.leading && (r.driveDue || (r.wake != 0 && r.wake <= now)) && !r.c.stopping {
+		r.driveDue = false
+		cmds, wake := r.app.Drive(now, r.log)
+		r.wake = wake
+		for _, cmd := range cmds {
+			if len(cmd) > maxCommandBytes {
+				return fmt.Errorf("the app proposes a command of %d bytes; at most %d are taken", len(cmd), maxCommandBytes)
+			}
+			r.commands.push(&proposal{kind: Command, data: cmd})
+		}
+		if len(cmds) > 0 {
+			r.propose()
+			if err := r.ready(); err != nil {
+				return err
+			}
+		}
+	}
+	if r.unsaved {
+		if err := r.log.save(r.c.batch()); err != nil {
+			return err
+		}
+		r.unsaved = false
+	}
+	if r.checkpointDue || r.since >= r.c.cfg.CheckpointBytes || r.rows.over.bytes >= r.c.cfg.RowBytes {
+		r.checkpointDue = false
+		return r.makeCheckpoint()
+	}
+	return nil
+}
+
+// takeEvents gives the App the events that are queued.
+func (r *replica) takeEvents() {
+	for len(r.events) > 0 {
+		ev := r.events[0]
+		r.events[0] = nil
+		r.events = r.events[1:]
+		r.c.taken = append(r.c.taken, r.shelf)
+		r.app.Event(ev)
+		r.driveDue = true
+	}
+	r.events = nil
+}
+
+// makeCheckpoint puts the App's state into the batch, with the position that it
+// includes. It comes last before the commit: what the App writes between the
+// two would be lost.
+func (r *replica) makeCheckpoint() error {
+	at := r.log.Position()
+	if at == r.checkpoint && r.rows.over.bytes == 0 {
+		return nil
+	}
+	if err := r.app.Checkpoint(); err != nil {
+		return fmt.Errorf("checkpoint: %w", err)
+	}
+	wb := r.c.batch()
+	if err := r.rows.flush(wb); err != nil {
+		return err
+	}
+	if err := wb.SetMeta(uint64(r.id), metaCheckpoint, appendCheckpoint(nil, at)); err != nil {
+		return err
+	}
+	r.atCheckpoint, r.checkpointed = at, true
+	return nil
+}
+
+// committed tells that the batch of the last turn is in the store.
+func (r *replica) committed() {
+	r.log.dup.committed()
+	if r.checkpointed {
+		r.checkpointed = false
+		r.checkpoint = r.atCheckpoint
+		r.c.since -= r.since
+		r.since = 0
+		r.rows.over.clear()
+	}
+	r.publish()
+}
+
+// publish lets readers see what is applied.
+func (r *replica) publish() {
+	st := &r.log.state
+	s := r.shelf
+	s.mu.Lock()
+	s.pos = r.log.Position()
+	s.info = Info{
+		Position: s.pos, Bytes: st.bytes, Duplicates: st.duplicates,
+		Leader: NodeID(r.leader), Term: r.term,
+		FirstIndex: Index(r.rlog.first), LastIndex: Index(r.rlog.last), Checkpoint: r.checkpoint.Index,
+	}
+	s.mu.Unlock()
+}
+
+// propose gives the queues to raft: everything that fits one entry of each
+// kind.
+func (r *replica) propose() {
+	if r.batches.len() == 0 && r.commands.len() == 0 {
+		return
+	}
+	if !r.isLead {
+		r.refuse(&ErrNotLeader{Partition: r.id, Leader: NodeID(r.leader)})
+		return
+	}
+	r.proposeKind(Batches, &r.batches)
+	r.proposeKind(Command, &r.commands)
+}
+
+func (r *replica) proposeKind(kind EntryKind, q *fifo) {
+	n, size := 0, entryHeaderLen
+	for ; n < q.len(); n++ {
+		p := q.at(n)
+		if n > 0 && size+itemHeaderLen+len(p.data) > r.c.cfg.EntryBytes {
+			break
+		}
+		size += itemHeaderLen + len(p.data)
+	}
+	if n == 0 {
+		return
+	}
+	data := beginEntry(make([]byte, 0, size), kind)
+	for i := range n {
+		p := q.at(i)
+		p.id, p.term = r.c.nextID(), r.term
+		data = appendItem(data, p.id, p.data)
+	}
+	if err := r.rn.Propose(data); err != nil {
+		// One name, several causes: only with a transfer under way does it
+		// mean that this node will not lead. Otherwise the log's tail that
+		// waits for the disk is at its bound: the queue keeps what it has, and
+		// the next durable batch brings the next turn.
+		if r.rn.BasicStatus().LeadTransferee != raft.None {
+			r.refuse(&ErrNotLeader{Partition: r.id})
+		}
+		return
+	}
+	for range n {
+		r.waiting.push(q.pop())
+	}
+	if q.len() > 0 {
+		r.c.touch(r) // the rest has its turn in the next batch
+	}
+}
+
+// refuse answers everything that was not given to raft yet.
+func (r *replica) refuse(err error) {
+	for _, q := range []*fifo{&r.batches, &r.commands} {
+		for q.len() > 0 {
+			r.answer(answer{p: q.pop(), err: err})
+		}
+	}
+}
+
+func (r *replica) answer(a answer) {
+	if a.p.stored == nil && a.p.result == nil {
+		return
+	}
+	a.shelf = r.shelf
+	r.c.answers = append(r.c.answers, a)
+}
+
+// ready takes raft's work until there is none.
+func (r *replica) ready() error {
+	for r.rn.HasReady() {
+		rd := r.rn.Ready()
+		r.role(&rd)
+		for _, m := range rd.Messages {
+			switch m.GetTo() {
+			case raft.LocalAppendThread:
+				if err := r.append(m); err != nil {
+					return err
+				}
+			case raft.LocalApplyThread:
+				if err := r.apply(m); err != nil {
+					return err
+				}
+			default:
+				r.c.out = append(r.c.out, message{r.id, m})
+			}
+		}
+		// Whoever waits for an entry of a term that has passed will not hear
+		// of it: another leader's log may hold it, or not.
+		for r.waiting.len() > 0 && (!r.isLead || r.waiting.at(0).term != r.term) {
+			r.answer(answer{p: r.waiting.pop(), err: &ErrOutcomeUnknown{Partition: r.id, Why: "leadership was lost"}})
+		}
+	}
+	return nil
+}
+
+// role takes note of who leads in which term.
+func (r *replica) role(rd *raft.Ready) {
+	term := r.term
+	if rd.HardState != nil {
+		term = rd.HardState.GetTerm()
+	}
+	lead := r.isLead
+	if rd.SoftState != nil {
+		r.leader = rd.SoftState.Lead
+		lead = rd.SoftState.RaftState == raft.StateLeader
+	}
+	if r.leading && (!lead || term != r.term) {
+		r.leading = false
+		r.app.Lead(false)
+	}
+	r.term, r.isLead = term, lead
+}
+
+// append puts entries and hard state into the batch. The responses go back to
+// raft when the batch is on disk.
+func (r *replica) append(m *raftpb.Message) error {
+	wb := r.c.batch()
+	if len(m.GetEntries()) > 0 {
+		entries := r.c.entries[:0]
+		for _, e := range m.GetEntries() {
+			entries = append(entries, fromRaft(e))
+		}
+		if err := wb.Append(uint64(r.id), entries); err != nil {
+			return err
+		}
+		clear(entries)
+		r.c.entries = entries
+		r.rlog.append(m.GetEntries())
+		r.c.mustSync = true
+	}
+	if m.Term != nil || m.Vote != nil || m.Commit != nil {
+		h := logstore.HardState{Term: m.GetTerm(), Vote: m.GetVote(), Commit: m.GetCommit()}
+		if err := wb.SetHardState(uint64(r.id), h); err != nil {
+			return err
+		}
+		// A commit index alone may be lost: it is found again.
+		if h.Term != r.rlog.hard.Term || h.Vote != r.rlog.hard.Vote {
+			r.c.mustSync, r.c.vote = true, true
+		}
+		r.rlog.hard = h
+	}
+	if m.GetSnapshot() != nil && !raft.IsEmptySnap(m.GetSnapshot()) {
+		return errors.New("a snapshot arrived, and this version sends none")
+	}
+	if len(m.GetResponses()) > 0 {
+		r.c.responses = append(r.c.responses, response{r, m.GetResponses()})
+	}
+	return nil
+}
+
+// apply runs committed entries that are on disk here.
+func (r *replica) apply(m *raftpb.Message) error {
+	for _, e := range m.GetEntries() {
+		if err := r.applyEntry(e); err != nil {
+			var d *ErrDamaged
+			if errors.As(err, &d) {
+				return err
+			}
+			return &ErrDamaged{Partition: r.id, From: Index(e.GetIndex()), To: Index(e.GetIndex()), Why: err.Error()}
+		}
+	}
+	if n := len(m.GetEntries()); n > 0 {
+		r.rlog.applied(Index(m.GetEntries()[n-1].GetIndex()))
+	}
+	for _, resp := range m.GetResponses() {
+		if err := r.rn.Step(resp); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (r *replica) applyEntry(e *raftpb.Entry) error {
+	index := Index(e.GetIndex())
+	switch e.GetType() {
+	case raftpb.EntryNormal:
+		it, err := openEntry(e.GetData())
+		if err != nil {
+			return err
+		}
+		for {
+			x, ok, err := it.next()
+			if err != nil {
+				return err
+			}
+			if !ok {
+				break
+			}
+			if err := r.applyItem(index, it.kind, x); err != nil {
+				return err
+			}
+		}
+	case raftpb.EntryConfChangeV2, raftpb.EntryConfChange:
+		if err := r.applyConf(e); err != nil {
+			return err
+		}
+	}
+	if err := r.log.flush(index, r.c.batch()); err != nil {
+		return err
+	}
+	r.unsaved = true
+	r.since += int64(len(e.GetData()))
+	r.c.since += int64(len(e.GetData()))
+	if r.isLead && !r.leading && e.GetTerm() == r.term {
+		r.leading = true
+		r.app.Lead(true)
+		r.driveDue = true
+		for _, fn := range r.atLead {
+			fn(nil)
+		}
+		r.atLead = nil
+	}
+	return nil
+}
+
+func (r *replica) applyItem(index Index, kind EntryKind, x item) error {
+	// Its proposal stays among the waiting until it is applied: if it cannot
+	// be, its caller is told like the others.
+	mine := r.isNext(x.id)
+	var a answer
+	switch kind {
+	case Batches:
+		b, rest, err := record.View(x.data)
+		if err == nil && len(rest) > 0 {
+			err = errors.New("bytes behind a batch")
+		}
+		if err != nil {
+			return err
+		}
+		if a.out, err = r.log.apply(index, x.at, b); err != nil {
+			return err
+		}
+	case Command:
+		at := r.log.Position()
+		at.Index = index
+		var err error
+		if a.result, err = r.app.Apply(at, x.data); err != nil {
+			return fmt.Errorf("applying a command: %w", err)
+		}
+	}
+	r.driveDue = true
+	if mine {
+		a.p = r.waiting.pop()
+		r.answer(a)
+	}
+	return nil
+}
+
+// isNext tells whether an item is a proposal from here; then it is the first of
+// the waiting. They are applied in the order of proposing, so one that is passed
+// over has vanished.
+func (r *replica) isNext(id uint64) bool {
+	for i := range r.waiting.len() {
+		if r.waiting.at(i).id != id {
+			continue
+		}
+		for range i {
+			r.answer(answer{p: r.waiting.pop(), err: &ErrOutcomeUnknown{Partition: r.id, Why: "the proposal vanished"}})
+		}
+		return true
+	}
+	return false
+}
+
+func (r *replica) applyConf(e *raftpb.Entry) error {
+	var cc raftpb.ConfChangeI
+	if e.GetType() == raftpb.EntryConfChange {
+		v := &raftpb.ConfChange{}
+		if err := proto.Unmarshal(e.GetData(), v); err != nil {
+			return err
+		}
+		cc = v
+	} else {
+		v := &raftpb.ConfChangeV2{}
+		if err := proto.Unmarshal(e.GetData(), v); err != nil {
+			return err
+		}
+		cc = v
+	}
+	r.rlog.conf = r.rn.ApplyConfChange(cc)
+	r.single = soleVoter(r.rlog.conf, r.c.cfg.Node)
+	b, err := proto.Marshal(r.rlog.conf)
+	if err != nil {
+		return err
+	}
+	return r.c.batch().SetMeta(uint64(r.id), metaConf, b)
+}
+
+// stop ends the replica: it broke, was dropped, or the node ends. Whoever waits
+// gets an answer.
+func (r *replica) stop(queued, waiting error) {
+	for r.waiting.len() > 0 {
+		r.answer(answer{p: r.waiting.pop(), err: waiting})
+	}
+	r.refuse(queued)
+	for _, fn := range r.atLead {
+		fn(queued)
+	}
+	for range r.events {
+		r.c.taken = append(r.c.taken, r.shelf)
+	}
+	r.atLead, r.events = nil, nil
+	r.wake, r.driveDue = 0, false
+}
