@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"sync"
 	"testing"
 
@@ -304,16 +305,33 @@ func TestConcurrentReaders(t *testing.T) {
 
 func TestPartitionPlaces(t *testing.T) {
 	_, c, _ := withGroup(t, 3)
+	between, _, err := c.CreateTopic(t.Context(), TopicSpec{Name: "between", Partitions: 2})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.CreateTopic(t.Context(), TopicSpec{Name: "w", Partitions: 2}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.DeleteTopic(t.Context(), "between", "between"); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.RemoveTopic(t.Context(), between.ID); err != nil {
+		t.Fatal(err)
+	}
 	m := c.View()
-	places := m.Partitions()
-	topic, _ := m.FindTopic("t")
-	for i, p := range topic.Partitions {
-		if got := places[p.ID]; got.Topic != topic || got.Number != i {
-			t.Errorf("%v is at %+v", p.ID, got)
+	for topic := range m.Topics() {
+		for i, p := range topic.Partitions {
+			if got, ok := m.Place(p.ID); !ok || got.Topic != topic || got.Number != i {
+				t.Errorf("%v is at %+v, %v", p.ID, got, ok)
+			}
 		}
 	}
-	if len(places) != 3 {
-		t.Errorf("%d places", len(places))
+	first, _ := m.FindTopic("t")
+	last, _ := m.FindTopic("w")
+	for _, id := range []partition.PartitionID{0, first.Partitions[0].ID - 1, first.Partitions[2].ID + 1, last.Partitions[1].ID + 1, math.MaxUint64} {
+		if at, ok := m.Place(id); ok {
+			t.Errorf("%v is at %+v and belongs to nobody", id, at)
+		}
 	}
 }
 

@@ -181,17 +181,26 @@ type Place struct {
 	Number int
 }
 
-// Partitions gives the place of every partition that some topic has, in every
-// phase. It is built anew by each call; a partition that a host holds and this
-// map does not have belongs to nothing and can be dropped.
-func (m *Map) Partitions() map[partition.PartitionID]Place {
-	out := make(map[partition.PartitionID]Place, m.partitions)
-	for _, t := range m.topics {
-		for i, p := range t.Partitions {
-			out[p.ID] = Place{Topic: t, Number: i}
+// Place finds the place of a partition, whatever the phase of its topic. A
+// partition that a host holds and this map does not have belongs to nothing and
+// can be dropped.
+func (m *Map) Place(id partition.PartitionID) (Place, bool) {
+	// Ids of topics and of partitions are given out together, in order, so the
+	// topics by id are sorted by their partitions too.
+	i, ok := slices.BinarySearchFunc(m.topicsByID, id, func(t *Topic, id partition.PartitionID) int {
+		switch {
+		case id < t.Partitions[0].ID:
+			return 1
+		case id > t.Partitions[len(t.Partitions)-1].ID:
+			return -1
 		}
+		return 0
+	})
+	if !ok {
+		return Place{}, false
 	}
-	return out
+	t := m.topicsByID[i]
+	return Place{Topic: t, Number: int(id - t.Partitions[0].ID)}, true
 }
 
 // Unfinished is what was begun and not seen to its end.

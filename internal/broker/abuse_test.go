@@ -71,7 +71,7 @@ func TestBadCalls(t *testing.T) {
 	}{
 		{"publish to no topic", publish(&strandmqv1.PublishRequest{Messages: many[:1]}), "BAD_NAME"},
 		{"publish to an unknown topic", publish(&strandmqv1.PublishRequest{Topic: "nowhere", Messages: many[:1]}), "UNKNOWN_TOPIC"},
-		{"publish nothing", publish(&strandmqv1.PublishRequest{Topic: "t"}), "BATCH_TOO_LARGE"},
+		{"publish nothing", publish(&strandmqv1.PublishRequest{Topic: "t"}), "BAD_VALUE"},
 		{"publish too many", publish(&strandmqv1.PublishRequest{Topic: "t", Messages: many}), "BATCH_TOO_LARGE"},
 		{"publish too much", publish(&strandmqv1.PublishRequest{Topic: "t", Messages: big}), "BATCH_TOO_LARGE"},
 		{"sequence without producer", publish(&strandmqv1.PublishRequest{Topic: "t", Messages: many[:1], FirstSequence: 1}), "BAD_VALUE"},
@@ -115,7 +115,7 @@ func TestBadCalls(t *testing.T) {
 		{"receive with a long request id", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", RequestId: long}), "BAD_VALUE"},
 		{"receive with a line end in the request id", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", RequestId: "a\nb"}), "BAD_VALUE"},
 
-		{"settle nothing", settle(&strandmqv1.SettleRequest{Topic: "t", Group: "g"}), "BATCH_TOO_LARGE"},
+		{"settle nothing", settle(&strandmqv1.SettleRequest{Topic: "t", Group: "g"}), "BAD_VALUE"},
 		{"settle too many", settle(&strandmqv1.SettleRequest{Topic: "t", Group: "g", Settlements: make1001()}), "BATCH_TOO_LARGE"},
 		{"settle in no group", settle(&strandmqv1.SettleRequest{Topic: "t", Group: "x", Settlements: make1001()[:1]}), "UNKNOWN_GROUP"},
 
@@ -350,7 +350,7 @@ func TestBadRequests(t *testing.T) {
 				t.Fatalf("status %d, want %d: %.300s", res.StatusCode, c.status, body)
 			}
 			if c.reason != "" {
-				if got := reasonOf(t, res); got != c.reason {
+				if got := wireReason(t, res); got != c.reason {
 					t.Fatalf("reason %s, want %s", got, c.reason)
 				}
 			}
@@ -364,7 +364,7 @@ func TestBadRequests(t *testing.T) {
 	req.Header.Set("Content-Type", "application/json")
 	res, err := http.DefaultClient.Do(req)
 	if err == nil {
-		if got := reasonOf(t, res); got != "REQUEST_TOO_LARGE" {
+		if got := wireReason(t, res); got != "REQUEST_TOO_LARGE" {
 			t.Fatalf("endless body: %s", got)
 		}
 	} // else the server cut the connection while the client still wrote

@@ -227,7 +227,7 @@ func (b *Broker) Close() error {
 
 // logItem logs the faults of ours among the results of a batch.
 func (b *Broker) logItem(err error, what string) {
-	if r := translate(err); r.reason == "INTERNAL" {
+	if reasonOf(err) == "INTERNAL" {
 		b.log.Error("one item of a call failed", "what", what, "err", err)
 	}
 }

@@ -213,7 +213,10 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 	if err != nil {
 		return nil, err
 	}
-	if n := len(req.GetSettlements()); n == 0 || n > maxSettlements {
+	switch n := len(req.GetSettlements()); {
+	case n == 0:
+		return nil, refuse("BAD_VALUE", "settlements", "the call has no settlements: send 1 to %d", maxSettlements)
+	case n > maxSettlements:
 		return nil, refuse("BATCH_TOO_LARGE", "settlements", "the call has %d settlements: send 1 to %d", n, maxSettlements)
 	}
 	if err := a.alive(g, req); err != nil {
@@ -225,7 +228,7 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 	for i, s := range req.GetSettlements() {
 		settlement, err := settlementOf(s)
 		if err != nil {
-			res.Results[i] = &strandmqv1.SettleResult{Problem: itemProblem("settlements", i, err)}
+			res.Results[i] = &strandmqv1.SettleResult{Problem: b.itemProblem("settlements", i, err)}
 			continue
 		}
 		list = append(list, settlement)
@@ -236,7 +239,7 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 		out := &strandmqv1.SettleResult{DeadLettered: r.Dead, Deadline: timestampOrNil(int64(r.Deadline))}
 		if r.Err != nil {
 			b.logItem(r.Err, "settle")
-			out = &strandmqv1.SettleResult{Problem: itemProblem("settlements", place[i], r.Err)}
+			out = &strandmqv1.SettleResult{Problem: b.itemProblem("settlements", place[i], r.Err)}
 		} else {
 			b.metrics.settled[settledName(list[i].Action)].WithLabelValues(topicLabel, groupLabel).Inc()
 			if r.Dead {

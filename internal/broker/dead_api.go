@@ -142,7 +142,7 @@ func (a deadAPI) GetDeadLetter(ctx context.Context, req *strandmqv1.GetDeadLette
 		}
 		return &strandmqv1.GetDeadLetterResponse{DeadLetter: deadLetterProto(t, g, d, req.GetBodyFormat(), true)}, nil
 	}
-	return nil, refuse("UNKNOWN_DEAD_LETTER", "which", "group %s has no such dead letter: it was replayed and handled, or discarded, or never died; list the dead letters to see what there is", g.Name)
+	return nil, notDead("group " + g.Name + " has no such dead letter")
 }
 
 // ReplayDeadLetters delivers dead letters to their group again.
@@ -281,7 +281,7 @@ func (a deadAPI) apply(ctx context.Context, t *topic, g *coordinator.Group, p pi
 		if not := missing.Load(); not != nil {
 			return not
 		}
-		return refuse("UNKNOWN_DEAD_LETTER", "which", "group %s has no such dead letter: it was replayed and handled, or discarded, or never died; list the dead letters to see what there is", g.Name)
+		return notDead("group " + g.Name + " has no such dead letter")
 	}
 	return nil
 }

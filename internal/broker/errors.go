@@ -38,14 +38,14 @@ type row struct {
 var table = []row{
 	// The asker's: trying again unchanged does not help.
 	{"BAD_REQUEST", "invalid_argument", "The request cannot be decoded, or has a field that does not exist (JSON), invalid UTF-8, or is nested too deep.", "Correct the request; the message names the place."},
-	{"BAD_NAME", "invalid_argument", "A topic, group, member, session or producer name breaks the rules.", "Use 1 to 200 letters, digits, dots, underscores and dashes, no dot first."},
-	{"BAD_KEY", "invalid_argument", "A key is too long.", "Keep keys within 4 KiB."},
+	{"BAD_NAME", "invalid_argument", "A topic, group, member, session or producer name breaks the rules.", "Use 1 to 200 letters, digits, dots, underscores and dashes, no dot first; 1 to 64 for a producer."},
+	{"BAD_KEY", "invalid_argument", "A key is empty or too long.", "Use 1 to 4,096 bytes; leave the key out for a message without one."},
 	{"BAD_ID", "invalid_argument", "A message id is too long or not valid text.", "Keep ids within 256 bytes of UTF-8."},
 	{"BAD_HEADER", "invalid_argument", "A header's name or value breaks the rules, or there are too many.", "At most 64 headers and 16 KiB; names by the rules of HTTP, values without control characters (or as bytes)."},
 	{"BAD_BODY", "invalid_argument", "A JSON body holds what JSON tools would change.", "Send the value as a string, or the body as text."},
 	{"BODY_TOO_LARGE", "invalid_argument", "A body is larger than the topic takes.", "Send less, or raise the topic's max_body_bytes (at most 1 MiB)."},
 	{"BATCH_TOO_LARGE", "invalid_argument", "A call carries too many items or bytes.", "Split it: at most 1,000 items and 4 MiB."},
-	{"BAD_VALUE", "invalid_argument", "A number, a position or a choice is out of range.", "The message names the range."},
+	{"BAD_VALUE", "invalid_argument", "A number, a position or a choice is out of range, or a list is empty.", "The message names the range."},
 	{"BAD_POLICY", "invalid_argument", "A group's policy or a topic's settings contradict themselves or are out of range.", "The message lists every fault."},
 	{"BAD_TOKEN", "invalid_argument", "A delivery token is malformed, cut off, or not from this cluster or group.", "Send the token exactly as it was received."},
 	{"REQUEST_TOO_LARGE", "resource_exhausted", "The request is larger than the server reads.", "Split it; retry_after_ms is 0, so do not send it again as it is."},
@@ -64,7 +64,7 @@ var table = []row{
 	{"STALE_DELIVERY", "failed_precondition", "The token is not that of the message's current delivery: it lapsed, was settled otherwise, or the group was reset.", "Drop the work. Nothing was changed; the message is someone else's, or settled."},
 	{"HELD_TOO_LONG", "failed_precondition", "A delivery cannot be extended beyond the policy's max_hold.", "Settle it, or raise max_hold_ms."},
 	{"SESSION_ENDED", "failed_precondition", "The session timed out, was left, or a newer one of the same member took its place.", "Join again, or leave session empty."},
-	{"REPLAYING", "failed_precondition", "The dead letter was replayed and is being delivered, so it cannot be discarded.", "Settle that delivery."},
+	{"REPLAYING", "failed_precondition", "The dead letter was replayed and waits for its turn, or is with a member, so it cannot be discarded.", "Settle that delivery when it comes; a reject makes it a dead letter again."},
 	{"REPLAY_LIMIT", "failed_precondition", "As many replayed messages wait in a partition as the group's max_deferred lets.", "Repeat the request when some were handled; what was counted stands."},
 	{"OFFSET_EXPIRED", "out_of_range", "The offset is no longer kept.", "Use a position from start_offset on."},
 	{"UNKNOWN_MEMBER", "not_found", "The group has no such member with a session.", "Join first."},
@@ -90,7 +90,7 @@ var table = []row{
 	{"NOT_READY", "unavailable", "The broker is starting or stopping.", "Wait retry_after_ms and send it again."},
 
 	// Ours: the node says what is wrong and stops what it cannot trust.
-	{"PARTITION_DAMAGED", "data_loss", "Stored data of the partition failed its checksum; it is not served.", "See the operations page on damaged stores; other partitions go on."},
+	{"PARTITION_DAMAGED", "data_loss", "Stored data of the partition failed its checksum; it is not served.", "Restore the data folder from a copy; the message says what is damaged, and the other partitions go on."},
 	{"STORE_FAILED", "unavailable", "The disk refused a write, so the node stopped writing.", "Free or replace the disk and restart the broker; everything acknowledged is on it."},
 	{"INTERNAL", "internal", "A fault of the broker.", "The broker's log has the details under the same reference."},
 }

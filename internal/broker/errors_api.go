@@ -31,7 +31,8 @@ func wireError(r *refusal) *connect.Error {
 type edge struct {
 	log     *slog.Logger
 	metrics *metrics
-	ready   func() *refusal // nil error once the node takes calls
+	ready   func() *refusal // nil once the node takes calls
+	explain func(error) *refusal
 }
 
 var _ connect.Interceptor = (*edge)(nil)
@@ -72,7 +73,7 @@ func (e *edge) fail(req connect.AnyRequest, err error) error {
 	if errors.As(err, &own) {
 		return own
 	}
-	r := translate(err)
+	r := e.explain(err)
 	if r.reason == "INTERNAL" {
 		ref := newReference()
 		e.log.Error("a call failed", "ref", ref, "method", req.Spec().Procedure, "err", err)

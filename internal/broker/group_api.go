@@ -240,14 +240,14 @@ func (b *Broker) ensureGroup(ctx context.Context, topicName, groupName string, c
 	if err == nil || !create {
 		return t, g, err
 	}
-	if r := translate(err).reason; r != "UNKNOWN_GROUP" && r != "IN_PROGRESS" {
+	if r := reasonOf(err); r != "UNKNOWN_GROUP" && r != "IN_PROGRESS" {
 		return nil, nil, err
 	}
 	if _, err := b.topic(topicName); err != nil {
 		return nil, nil, err
 	}
 	if _, _, err := b.createGroup(ctx, topicName, groupName, nil, nil); err != nil {
-		if translate(err).reason != "GROUP_EXISTS" { // someone was faster, with a policy of their own
+		if reasonOf(err) != "GROUP_EXISTS" { // someone was faster, with a policy of their own
 			return nil, nil, err
 		}
 	}

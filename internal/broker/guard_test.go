@@ -34,8 +34,8 @@ func newGuard(t *testing.T, g *guard) string {
 	return s.URL
 }
 
-// reasonOf reads the reason out of an answer that refuses.
-func reasonOf(t *testing.T, res *http.Response) string {
+// wireReason reads the reason out of an answer that refuses.
+func wireReason(t *testing.T, res *http.Response) string {
 	t.Helper()
 	defer res.Body.Close()
 	b, err := io.ReadAll(res.Body)
@@ -149,7 +149,7 @@ func TestGuardRefusals(t *testing.T) {
 				t.Fatalf("the handler was reached %d times", got)
 			}
 			if c.reason != "" {
-				if got := reasonOf(t, res); got != c.reason {
+				if got := wireReason(t, res); got != c.reason {
 					t.Fatalf("reason %s, want %s", got, c.reason)
 				}
 			}

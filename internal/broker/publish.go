@@ -72,25 +72,25 @@ func recordBytes(r record.Record) int {
 }
 
 // answer puts the router's results and the refusals in the order of the call.
-func (p publication) answer(n int, results []router.Result) []*strandmqv1.PublishResult {
+func (b *Broker) answer(p publication, n int, results []router.Result) []*strandmqv1.PublishResult {
 	out := make([]*strandmqv1.PublishResult, n)
 	for i, r := range results {
 		at := p.place[i]
 		if r.Err != nil {
-			out[at] = &strandmqv1.PublishResult{Problem: itemProblem("messages", at, r.Err)}
+			out[at] = &strandmqv1.PublishResult{Problem: b.itemProblem("messages", at, r.Err)}
 			continue
 		}
 		out[at] = &strandmqv1.PublishResult{Receipt: &strandmqv1.Receipt{Partition: uint32(r.Partition), Offset: r.Offset, Duplicate: r.Duplicate}}
 	}
 	for at, err := range p.refused {
-		out[at] = &strandmqv1.PublishResult{Problem: itemProblem("messages", at, err)}
+		out[at] = &strandmqv1.PublishResult{Problem: b.itemProblem("messages", at, err)}
 	}
 	return out
 }
 
 // itemProblem is the refusal of one item of a list.
-func itemProblem(list string, i int, err error) *strandmqv1.Problem {
-	r := *translate(err)
+func (b *Broker) itemProblem(list string, i int, err error) *strandmqv1.Problem {
+	r := *b.explain(err)
 	if r.reason == "INTERNAL" {
 		r.text = "the broker failed to handle this one" // the details are for the log
 	}
@@ -110,11 +110,10 @@ func wholeCall(results []router.Result) error {
 		if r.Err == nil {
 			return nil
 		}
-		t := translate(r.Err)
-		if t.retryAfter == 0 || i > 0 && t.reason != reason {
+		if i > 0 && reasonOf(r.Err) != reason {
 			return nil
 		}
-		reason = t.reason
+		reason = reasonOf(r.Err)
 	}
 	switch reason {
 	case "QUEUE_FULL", "NOT_LEADER", "NOT_READY":

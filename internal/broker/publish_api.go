@@ -19,7 +19,10 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 	if err != nil {
 		return nil, err
 	}
-	if n := len(req.GetMessages()); n == 0 || n > record.MaxBatchRecords {
+	switch n := len(req.GetMessages()); {
+	case n == 0:
+		return nil, refuse("BAD_VALUE", "messages", "the call has no messages: send 1 to %d", record.MaxBatchRecords)
+	case n > record.MaxBatchRecords:
 		return nil, refuse("BATCH_TOO_LARGE", "messages", "the call has %d messages: send 1 to %d", n, record.MaxBatchRecords)
 	}
 	p := prepare(req.GetMessages(), req.GetProducerId() != "")
@@ -41,7 +44,7 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 		}
 	}
 	a.b.countPublish(t.Name, p, results, time.Since(start))
-	return &strandmqv1.PublishResponse{Results: p.answer(len(req.GetMessages()), results)}, nil
+	return &strandmqv1.PublishResponse{Results: a.b.answer(p, len(req.GetMessages()), results)}, nil
 }
 
 // countPublish keeps the counters of one call.
@@ -52,7 +55,7 @@ func (b *Broker) countPublish(topic string, p publication, results []router.Resu
 		switch {
 		case r.Err != nil:
 			b.logItem(r.Err, "publish")
-			b.metrics.refused.WithLabelValues(topic, translate(r.Err).reason).Inc()
+			b.metrics.refused.WithLabelValues(topic, reasonOf(r.Err)).Inc()
 		case r.Duplicate:
 			duplicates++
 		default:
@@ -61,7 +64,7 @@ func (b *Broker) countPublish(topic string, p publication, results []router.Resu
 		}
 	}
 	for _, err := range p.refused {
-		b.metrics.refused.WithLabelValues(topic, translate(err).reason).Inc()
+		b.metrics.refused.WithLabelValues(topic, reasonOf(err)).Inc()
 	}
 	b.metrics.published.WithLabelValues(topic).Add(float64(stored))
 	b.metrics.publishedBytes.WithLabelValues(topic).Add(float64(bytes))

@@ -30,7 +30,7 @@ func services() []string {
 // routes puts everything that the port serves on one mux.
 func (b *Broker) routes() http.Handler {
 	mux := http.NewServeMux()
-	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready}
+	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready, explain: b.explain}
 	data, admin := handlerOptions(e, true), handlerOptions(e, false)
 	serve := func(prefix string, h http.Handler) {
 		// Method by method, so that other answers for one that does not exist.

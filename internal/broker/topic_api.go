@@ -52,7 +52,7 @@ func (a topicAPI) DescribeTopic(_ context.Context, req *strandmqv1.DescribeTopic
 	for i, p := range t.Partitions {
 		out := &strandmqv1.PartitionInfo{Partition: uint32(i), HashFirst: p.Range.First, HashLast: p.Range.Last}
 		if info, err := a.b.host.Info(p.ID); err != nil {
-			out.Fault = translate(err).text
+			out.Fault = a.b.explain(err).text
 		} else {
 			out.StartOffset, out.EndOffset = uint64(info.Position.Start), uint64(info.Position.End)
 			out.Bytes, out.Duplicates, out.Fault = info.Bytes, info.Duplicates, info.Fault

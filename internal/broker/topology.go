@@ -108,7 +108,7 @@ func (b *Broker) group(topicName, groupName string) (*topic, *coordinator.Group,
 
 // inField names the field of a name that was refused.
 func inField(err error, field string) error {
-	r := *translate(err)
+	r := *explainer{partition.PartitionID.String}.translate(err) // speaks of a name, not of partitions
 	r.field = field
 	return &r
 }
@@ -218,9 +218,8 @@ func (b *Broker) removeGroup(t *coordinator.Topic, g *coordinator.Group) error {
 // the others from serving.
 func (b *Broker) reconcile(ctx context.Context) error {
 	m := b.coord.View()
-	owned := m.Partitions()
 	for _, id := range b.host.Partitions() {
-		if _, ok := owned[id]; id == partition.Metadata || ok {
+		if _, ok := m.Place(id); id == partition.Metadata || ok {
 			continue
 		}
 		b.log.Info("dropping a partition that belongs to no topic", "partition", id)

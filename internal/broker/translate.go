@@ -21,20 +21,49 @@ import (
 // election.
 const shortly = 200 * time.Millisecond
 
+// An explainer puts errors of the packages below into a caller's words. Those
+// packages know partitions by their ids in this cluster, which no caller ever
+// sees.
+type explainer struct {
+	// partition names a partition as callers know it.
+	partition func(partition.PartitionID) string
+}
+
+// explain translates an error for a caller.
+func (b *Broker) explain(err error) *refusal { return explainer{b.partitionName}.translate(err) }
+
+// partitionName is a partition by its topic and its number there.
+func (b *Broker) partitionName(id partition.PartitionID) string {
+	if id == partition.Metadata {
+		return "the metadata log"
+	}
+	if at, ok := b.coord.View().Place(id); ok {
+		return fmt.Sprintf("partition %d of topic %s", at.Number, at.Topic.Name)
+	}
+	return "a partition that was deleted"
+}
+
+// reasonOf is an error's reason in the table, for who does not need the words.
+func reasonOf(err error) string {
+	return explainer{partition.PartitionID.String}.translate(err).reason
+}
+
 // translate gives every error of the packages below its row of the table. What
 // it does not know is a fault of ours: INTERNAL, whose text stays here.
-func translate(err error) *refusal {
+func (x explainer) translate(err error) *refusal {
 	var notSent *router.ErrNotSent
 	if errors.As(err, &notSent) {
-		// It wraps the reason of the message before it. What that one waits for
-		// may pass, and then this one passes too.
-		return &refusal{reason: "NOT_SENT", text: notSentText(notSent), retryAfter: translate(notSent.Err).retryAfter}
+		// It wraps the reason of the message before it, whose words may be ours
+		// alone. What that one waits for may pass, and then this one passes too.
+		first := x.translate(notSent.Err)
+		return &refusal{reason: "NOT_SENT", retryAfter: first.retryAfter,
+			text: fmt.Sprintf("not sent, since message %d of the call must be stored before it and was refused (%s): send both again, in order", notSent.Earlier, first.reason)}
 	}
 	var r *refusal
 	if errors.As(err, &r) {
 		return r
 	}
-	for _, f := range []func(error) *refusal{routerError, partitionError, consumerError, coordinatorError, storeError} {
+	for _, f := range []func(error) *refusal{x.routerError, storeError, x.partitionError, x.consumerError, coordinatorError} {
 		if r := f(err); r != nil {
 			return r
 		}
@@ -51,11 +80,6 @@ func translate(err error) *refusal {
 	return &refusal{reason: "INTERNAL", text: err.Error()}
 }
 
-// notSentText leaves out what another message's fault of ours says.
-func notSentText(e *router.ErrNotSent) string {
-	return fmt.Sprintf("not sent, since message %d of the call must be stored before it and was refused (%s): send both again, in order", e.Earlier, translate(e.Err).reason)
-}
-
 func nameReason(k names.Kind) string {
 	switch k {
 	case names.KindHeaderName, names.KindHeaderValue:
@@ -66,7 +90,7 @@ func nameReason(k names.Kind) string {
 	return "BAD_NAME"
 }
 
-func routerError(err error) *refusal {
+func (x explainer) routerError(err error) *refusal {
 	var (
 		message *router.ErrMessage
 		call    *router.ErrCall
@@ -74,38 +98,16 @@ func routerError(err error) *refusal {
 	)
 	switch {
 	case errors.As(err, &unknown):
-		return &refusal{reason: "OUTCOME_UNKNOWN", text: err.Error(), retryAfter: shortly}
+		why := x.translate(unknown.Err).text
+		return &refusal{reason: "OUTCOME_UNKNOWN", retryAfter: shortly,
+			text: "it is not known whether the message was stored (" + why + "): with the same message id or producer sequence, sending it again stores it once"}
 	case errors.As(err, &message):
-		reason := "BAD_VALUE"
-		var large *router.ErrTooLarge
-		var rec *record.Error
-		var name *names.Error
-		field, _, _ := strings.Cut(message.Field, "[")
-		switch {
-		case errors.As(err, &large):
-			reason = "BODY_TOO_LARGE"
-		case errors.As(err, &name):
-			reason = nameReason(name.Kind)
-		case field == "key":
-			reason = "BAD_KEY"
-		case field == "id":
-			reason = "BAD_ID"
-		case field == "headers":
-			reason = "BAD_HEADER"
-		case field == "body":
-			reason = "BODY_TOO_LARGE"
-		case errors.As(err, &rec):
-			reason = "BAD_VALUE"
-		}
-		return refuse(reason, message.Field, "%s", message.Err)
+		return messageError(message)
 	case errors.As(err, &call):
 		reason := "BAD_VALUE"
 		switch call.Field {
 		case "messages":
 			reason = "BATCH_TOO_LARGE"
-			if strings.HasPrefix(call.Why, "there are none") {
-				reason = "BAD_VALUE"
-			}
 		case "producer_id":
 			reason = "BAD_NAME"
 		}
@@ -114,37 +116,68 @@ func routerError(err error) *refusal {
 	return nil
 }
 
-func partitionError(err error) *refusal {
+// messageError is a message that was refused for what it is.
+func messageError(message *router.ErrMessage) *refusal {
+	text := message.Err.Error()
+	var name *names.Error
+	var rec *record.Error
+	switch {
+	case errors.As(message, &name):
+		return refuse(nameReason(name.Kind), message.Field, "%s", text)
+	case errors.As(message, &rec):
+		text = rec.Why // its page speaks of batches on disk
+	}
+	reason := "BAD_VALUE"
+	switch field, _, _ := strings.Cut(message.Field, "["); field {
+	case "key":
+		reason = "BAD_KEY"
+	case "id":
+		reason = "BAD_ID"
+	case "headers":
+		reason = "BAD_HEADER"
+	case "body":
+		reason = "BODY_TOO_LARGE"
+	}
+	return refuse(reason, message.Field, "%s", text)
+}
+
+func (x explainer) partitionError(err error) *refusal {
 	var (
-		unknownPart *partition.ErrUnknownPartition
-		full        *partition.ErrFull
-		notLeader   *partition.ErrNotLeader
-		unknown     *partition.ErrOutcomeUnknown
-		stopped     *partition.ErrStopped
-		damaged     *partition.ErrDamaged
-		expired     *partition.ErrExpired
-		id          *partition.ErrIDReused
-		gap         *partition.ErrSequenceGap
-		reused      *partition.ErrSequenceReused
+		gone      *partition.ErrUnknownPartition
+		full      *partition.ErrFull
+		notLeader *partition.ErrNotLeader
+		unknown   *partition.ErrOutcomeUnknown
+		stopped   *partition.ErrStopped
+		damaged   *partition.ErrDamaged
+		expired   *partition.ErrExpired
+		notStored *partition.ErrNotStored
+		id        *partition.ErrIDReused
+		gap       *partition.ErrSequenceGap
+		reused    *partition.ErrSequenceReused
 	)
+	passes := func(reason string, after time.Duration, format string, args ...any) *refusal {
+		return &refusal{reason: reason, retryAfter: after, text: fmt.Sprintf(format, args...)}
+	}
 	switch {
 	case errors.As(err, &full):
-		return &refusal{reason: "QUEUE_FULL", text: err.Error(), retryAfter: full.RetryAfter}
+		return passes("QUEUE_FULL", full.RetryAfter, "%s takes no more at the moment: try again in %v", x.partition(full.Partition), full.RetryAfter)
 	case errors.As(err, &notLeader):
-		return &refusal{reason: "NOT_LEADER", text: err.Error(), retryAfter: shortly}
+		return passes("NOT_LEADER", shortly, "%s has no leader on this node at the moment: try again shortly", x.partition(notLeader.Partition))
 	case errors.As(err, &unknown):
-		return &refusal{reason: "OUTCOME_UNKNOWN", text: err.Error(), retryAfter: shortly}
+		return passes("OUTCOME_UNKNOWN", shortly, "%s: it is not known whether this was done (%s); repeat it if it has an id, a producer sequence, or is harmless twice", x.partition(unknown.Partition), unknown.Why)
 	case errors.As(err, &stopped):
-		return &refusal{reason: "NOT_READY", text: err.Error(), retryAfter: time.Second}
-	case errors.As(err, &unknownPart):
+		return passes("NOT_READY", time.Second, "the node is stopping, or stopped: try again when it is up")
+	case errors.As(err, &gone):
 		// The names were known a moment ago: the topic is being deleted.
-		return refuse("UNKNOWN_PARTITION", "", "%s", err)
+		return refuse("UNKNOWN_PARTITION", "", "%s is not here any more: its topic was deleted", x.partition(gone.Partition))
 	case errors.As(err, &damaged):
-		return refuse("PARTITION_DAMAGED", "", "%s", err)
+		return refuse("PARTITION_DAMAGED", "", "%s stopped, since what it stored cannot be trusted (%s): restore the data folder from a copy; the other partitions go on", x.partition(damaged.Partition), damaged.Why)
 	case errors.As(err, &expired):
-		return refuse("OFFSET_EXPIRED", "", "%s", err)
+		return refuse("OFFSET_EXPIRED", "", "%s keeps messages from offset %d on: ask for that one or a later one", x.partition(expired.Partition), expired.Start)
+	case errors.As(err, &notStored):
+		return refuse("UNKNOWN_MESSAGE", "", "%s has no offset %d yet: it ends at %d", x.partition(notStored.Partition), notStored.Offset, notStored.End)
 	case errors.As(err, &id):
-		return refuse("ID_REUSED", "id", "%s", err)
+		return refuse("ID_REUSED", "id", "message id %s is taken: %s holds another message with this id and key at offset %d: use a new id", plain.Quote(id.ID), x.partition(id.Partition), id.Offset)
 	// Callers count a producer's messages from 1, the log from 0.
 	case errors.As(err, &gap):
 		return refuse("SEQUENCE_GAP", "first_sequence", "producer %s sends sequence %d where %d is next: send from there on, or begin with a new producer id", plain.Quote(gap.Producer), gap.Got+1, gap.Expected+1)
@@ -154,7 +187,12 @@ func partitionError(err error) *refusal {
 	return nil
 }
 
-func consumerError(err error) *refusal {
+// notDead is a message that is no dead letter of the group.
+func notDead(what string) *refusal {
+	return refuse("UNKNOWN_DEAD_LETTER", "which", "%s: it was replayed and handled, or discarded, or never died; list the dead letters to see what there is", what)
+}
+
+func (x explainer) consumerError(err error) *refusal {
 	var (
 		stale     *consumer.ErrStale
 		token     *consumer.ErrToken
@@ -162,7 +200,7 @@ func consumerError(err error) *refusal {
 		held      *consumer.ErrHeldTooLong
 		session   *consumer.ErrSessionEnded
 		settle    *consumer.ErrBadSettlement
-		notDead   *consumer.ErrNotDead
+		not       *consumer.ErrNotDead
 		limit     *consumer.ErrReplayLimit
 		replaying *consumer.ErrReplaying
 		policy    *consumer.ErrBadPolicy
@@ -175,19 +213,19 @@ func consumerError(err error) *refusal {
 	case errors.As(err, &token):
 		return refuse("BAD_TOKEN", "token", "%s", err)
 	case errors.As(err, &group):
-		return refuse("UNKNOWN_GROUP", "group", "%s", err)
+		return refuse("UNKNOWN_GROUP", "group", "%s does not know the group: it was deleted, or is still being created", x.partition(group.Partition))
 	case errors.As(err, &held):
 		return refuse("HELD_TOO_LONG", "", "%s", err)
 	case errors.As(err, &session):
 		return refuse("SESSION_ENDED", "session", "%s", err)
 	case errors.As(err, &settle):
 		return refuse("BAD_VALUE", settle.Field, "%s", settle.Why)
-	case errors.As(err, &notDead):
-		return refuse("UNKNOWN_DEAD_LETTER", "which", "%s", err)
+	case errors.As(err, &not):
+		return notDead(fmt.Sprintf("the group has no dead letter at offset %d of %s", not.Offset, x.partition(not.Partition)))
 	case errors.As(err, &limit):
-		return refuse("REPLAY_LIMIT", "", "%s", err)
+		return refuse("REPLAY_LIMIT", "", "the replay stopped: %d replayed messages wait in %s already, the group's max_deferred; repeat the request when some were handled", limit.Limit, x.partition(limit.Partition))
 	case errors.As(err, &replaying):
-		return refuse("REPLAYING", "which", "%s", err)
+		return refuse("REPLAYING", "which", "the dead letter at offset %d of %s was replayed: it waits for its turn or is with a member; settle that delivery (a reject makes it a dead letter again), then discard it", replaying.Offset, x.partition(replaying.Partition))
 	case errors.As(err, &receive):
 		return refuse("BAD_VALUE", receive.Field, "%s", receive.Why)
 	case errors.As(err, &again):
