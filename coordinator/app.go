@@ -10,13 +10,13 @@ import (
 )
 
 // App is the state of the metadata log: what partition.Host drives for
-// partition.Metadata. All but the board belongs to the host's goroutine.
+// partition.Metadata. All but shown belongs to the host's goroutine.
 type App struct {
-	cfg   Config
-	rows  partition.Rows
-	mach  *machine
-	vigil *vigil // nil: not leading
-	board board  // readers take maps from here, on any goroutine
+	cfg    Config
+	rows   partition.Rows
+	mach   *machine
+	expiry *expiry // nil: not leading
+	shown  newest  // readers take the newest from here, on any goroutine
 }
 
 var _ partition.App = (*App)(nil)
@@ -32,7 +32,7 @@ func NewApp(rows partition.Rows, cfg Config) (*App, error) {
 		return nil, err
 	}
 	a := &App{cfg: cfg.withDefaults(), rows: rows, mach: mach}
-	a.board.publish(mach.m)
+	a.shown.publish(mach.m)
 	return a, nil
 }
 
@@ -45,10 +45,10 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	}
 	// The map comes before the answer, so that who was answered can see it.
 	if a.mach.m != before {
-		a.board.publish(a.mach.m)
+		a.shown.publish(a.mach.m)
 	}
-	if a.vigil != nil && r.member != nil {
-		a.vigil.hear(r.member.Session)
+	if a.expiry != nil && r.member != nil {
+		a.expiry.hear(r.member.Session)
 	}
 	return r, nil
 }
@@ -58,11 +58,11 @@ func (a *App) Checkpoint() error { return a.mach.checkpoint(a.rows) }
 
 // Lead begins or ends the listening for signs of life.
 func (a *App) Lead(leading bool) {
-	a.vigil = nil
+	a.expiry = nil
 	if leading {
 		// Signs of life come thinned out, so the last one heard here may be
 		// that much older than the last one given.
-		a.vigil = newVigil(a.cfg.SessionTimeout + a.cfg.SessionTimeout/thinning)
+		a.expiry = newExpiry(a.cfg.SessionTimeout + a.cfg.SessionTimeout/thinning)
 	}
 }
 
@@ -71,17 +71,17 @@ type heard struct{ session uint64 }
 
 // Event takes a sign of life.
 func (a *App) Event(ev any) {
-	if h, ok := ev.(heard); ok && a.vigil != nil {
-		a.vigil.hear(h.session)
+	if h, ok := ev.(heard); ok && a.expiry != nil {
+		a.expiry.hear(h.session)
 	}
 }
 
 // Drive proposes the end of the sessions that were silent for too long.
 func (a *App) Drive(now partition.Millis, _ partition.Log) (cmds [][]byte, wake partition.Millis) {
-	if a.vigil == nil {
+	if a.expiry == nil {
 		return nil, 0
 	}
-	silent, wake := a.vigil.turn(now, a.mach.m)
+	silent, wake := a.expiry.turn(now, a.mach.m)
 	if len(silent) == 0 {
 		return nil, wake
 	}
@@ -101,20 +101,20 @@ func encode(cmd *storagev1.MetadataCommand, now partition.Millis) ([]byte, error
 	return proto.Marshal(cmd)
 }
 
-// board is where the newest map hangs.
-type board struct{ v atomic.Pointer[posted] }
+// newest holds the newest map for readers on any goroutine.
+type newest struct{ now atomic.Pointer[published] }
 
-// posted is a map and the channel that is closed when a newer one hangs.
-type posted struct {
+// published is a map, and the channel that is closed when there is a newer one.
+type published struct {
 	m       *Map
 	changed chan struct{}
 }
 
-func (b *board) view() *posted { return b.v.Load() }
+func (n *newest) get() *published { return n.now.Load() }
 
-// publish hangs up a newer map. Only the host's goroutine calls it.
-func (b *board) publish(m *Map) {
-	old := b.v.Swap(&posted{m: m, changed: make(chan struct{})})
+// publish makes a map the newest. Only the host's goroutine calls it.
+func (n *newest) publish(m *Map) {
+	old := n.now.Swap(&published{m: m, changed: make(chan struct{})})
 	if old != nil {
 		close(old.changed)
 	}

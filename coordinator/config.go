@@ -16,9 +16,9 @@ import (
 // an entry of the metadata log does.
 type Config struct {
 	// SessionTimeout is how long a member may be silent before its session
-	// ends, in milliseconds; it ends at most a tenth later. Default 30,000. Short: a crashed member's
-	// partitions move sooner, and a slow network ends sessions for nothing;
-	// below 1,000 only for tests.
+	// ends, in milliseconds; it ends at most a tenth later. Default 30,000.
+	// Short: a crashed member's partitions move sooner, and a slow network ends
+	// sessions for nothing; below 1,000 only for tests.
 	SessionTimeout partition.Millis
 	// Now is the wall clock. Default: the system's.
 	Now func() partition.Millis
@@ -118,6 +118,3 @@ func (c TopicConfig) Proto() *strandmqv1.TopicConfig {
 		MaxBodyBytes:   proto.Int64(c.MaxBody),
 	}
 }
-
-// MergePolicy sets in policy what is set in change and leaves the rest.
-func MergePolicy(policy, change *strandmqv1.GroupPolicy) { proto.Merge(policy, change) }

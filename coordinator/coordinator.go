@@ -16,16 +16,16 @@
 //	  (any goroutine) │ ▲                                  (pure; one goroutine)
 //	        heartbeat │ └────────── Map (immutable) ◄────────────────┘
 //	                  ▼                                              ▲
-//	               vigil: who was heard of when ──expire──► log ─────┘
-//	               (leader only, volatile)
+//	              expiry: who was heard of when ──expire──► log ─────┘
+//	              (leader only, volatile)
 //
 // Creating or deleting what partitions must know too takes two entries, begin
 // and finish, with the partitions' part in between. Who creates does that part;
 // after a crash whoever starts the node does it again: see Map.Unfinished.
 //
 // The parts: assign.go is the pure assignment, machine*.go the pure state
-// machine, rows.go its table, vigil.go the leader's ear, app.go the object that
-// the host drives, and this file the hand for callers.
+// machine, rows.go its table, expiry.go the leader's note of who was heard of,
+// app.go the object that the host drives, and this file the shell for callers.
 package coordinator
 
 import (
@@ -56,7 +56,7 @@ type Host interface {
 
 var _ Host = (*partition.Host)(nil)
 
-// Coordinator is the hand for callers: it validates, proposes, and reads maps.
+// Coordinator is the shell: it validates, proposes, and reads maps.
 // It has no goroutine and is safe for concurrent use.
 //
 // Methods that change something return when the change is committed and in the
@@ -65,30 +65,24 @@ var _ Host = (*partition.Host)(nil)
 // Join change nothing the second time, and a second Join only ends the session
 // of the first.
 type Coordinator struct {
-	host Host
-	app  *App
-	ear  *ear
+	host       Host
+	app        *App
+	heartbeats *heartbeats
 }
 
-// NewShell makes the hand over a host whose metadata log drives app.
-func NewShell(h Host, app *App) *Coordinator {
-	return &Coordinator{host: h, app: app, ear: newEar(app.cfg.SessionTimeout)}
+// New makes the shell over a host whose metadata log drives app.
+func New(h Host, app *App) *Coordinator {
+	return &Coordinator{host: h, app: app, heartbeats: newHeartbeats(app.cfg.SessionTimeout)}
 }
 
 // View is the present map.
-func (c *Coordinator) View() *Map { return c.app.board.view().m }
+func (c *Coordinator) View() *Map { return c.app.shown.get().m }
 
 // Watch is the present map, and a channel that is closed when there is a newer.
 func (c *Coordinator) Watch() (m *Map, changed <-chan struct{}) {
-	v := c.app.board.view()
+	v := c.app.shown.get()
 	return v.m, v.changed
 }
-
-// Changed is closed when there is a newer map than the present one.
-func (c *Coordinator) Changed() <-chan struct{} { return c.app.board.view().changed }
-
-// SessionTimeout is how long a member may be silent.
-func (c *Coordinator) SessionTimeout() partition.Millis { return c.app.cfg.SessionTimeout }
 
 // Bootstrap names the cluster if it has no name yet: id, or a random one where
 // id is empty. It returns the cluster as the log has it.

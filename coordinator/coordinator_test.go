@@ -62,7 +62,7 @@ func TestWatch(t *testing.T) {
 		t.Error("the earlier map changed")
 	}
 	// A refusal wakes nobody.
-	changed = c.Changed()
+	_, changed = c.Watch()
 	if err := c.Leave(context.Background(), j.Group.ID, "a", 99); err == nil {
 		t.Error("a foreign session left")
 	}
@@ -91,7 +91,7 @@ func TestLostAnswers(t *testing.T) {
 		t.Fatalf("got %v", err)
 	}
 	j, err := c.Join(ctx, "t", "g", "a")
-	if err != nil || j.Expired != 1 || j.Member.Session != 2 {
+	if err != nil || j.Replaced != 1 || j.Member.Session != 2 {
 		t.Fatalf("%+v, %v", j, err)
 	}
 	h.fail = lost
@@ -174,11 +174,11 @@ func TestHeartbeatsAreThinned(t *testing.T) {
 	}
 	// A last sign that was not passed on counts in full.
 	last := h.now
-	h.pass(c.SessionTimeout() - 1)
+	h.pass(c.app.cfg.SessionTimeout - 1)
 	if _, err := c.Heartbeat(g.ID, "a", j.Member.Session); err != nil {
 		t.Errorf("%d ms after the last sign: %v", h.now-last, err)
 	}
-	h.pass(2 * c.SessionTimeout())
+	h.pass(2 * c.app.cfg.SessionTimeout)
 	var ended *ErrSessionEnded
 	if _, err := c.Heartbeat(g.ID, "a", j.Member.Session); !errors.As(err, &ended) {
 		t.Errorf("after two timeouts of silence: %v", err)
@@ -193,17 +193,17 @@ func TestEarIsBounded(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if n := len(c.ear.heard); n > 200 {
+	if n := len(c.heartbeats.heard); n > 200 {
 		t.Errorf("%d entries for one session", n)
 	}
 }
 
 // A proposal to end a session that got lost is made again.
-func TestVigilAsksAgain(t *testing.T) {
+func TestExpiryAsksAgain(t *testing.T) {
 	h, _, _ := withGroup(t, 1)
 	must(t, h.app.mach, join(1, "a"))
 	m := h.app.mach.m
-	v := newVigil(10_000)
+	v := newExpiry(10_000)
 	now := partition.Millis(5)
 	count := 0
 	for range 100 {
@@ -234,9 +234,9 @@ func TestConfig(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := NewShell(nil, a)
-	if c.SessionTimeout() != 30_000 || a.cfg.Now() <= 0 {
-		t.Errorf("defaults: %d, %d", c.SessionTimeout(), a.cfg.Now())
+	c := New(nil, a)
+	if c.app.cfg.SessionTimeout != 30_000 || a.cfg.Now() <= 0 {
+		t.Errorf("defaults: %d, %d", c.app.cfg.SessionTimeout, a.cfg.Now())
 	}
 }
 

@@ -146,14 +146,6 @@ func (e *ErrInvalid) Error() string {
 	return b.String()
 }
 
-// ErrNoCluster is a metadata log that was never named: Bootstrap comes first.
-type ErrNoCluster struct{}
-
-// Error says what is missing.
-func (e *ErrNoCluster) Error() string {
-	return "the metadata log has no cluster yet; bootstrap it first"
-}
-
 // ErrFormat is state or a command of the metadata log that this binary does not
 // understand. It is not the asker's error: the replica stops.
 type ErrFormat struct {

@@ -56,7 +56,7 @@ func newMemHost(t testing.TB, timeout partition.Millis) (*memHost, *Coordinator)
 	h.cfg = Config{SessionTimeout: timeout, Now: h.clock, Rand: zeros{}}
 	h.open(t)
 	h.lead()
-	return h, NewShell(h, h.app)
+	return h, New(h, h.app)
 }
 
 // zeros is no randomness, so that scenarios print the same every time.

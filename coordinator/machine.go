@@ -135,13 +135,13 @@ func (mc *machine) touch(k rowKey) { mc.dirty[k] = struct{}{} }
 // putTopic puts a new value of a topic into the map and its row.
 func (mc *machine) putTopic(t *Topic) {
 	t.Revision = uint64(mc.at)
-	mc.hangTopic(t)
+	mc.setTopic(t)
 	mc.touch(rowKey{kind: rowTopic, id: uint64(t.ID)})
 }
 
-// hangTopic puts a new value of a topic into the map. Its groups are no part of
+// setTopic puts a new value of a topic into the map. Its groups are no part of
 // its row.
-func (mc *machine) hangTopic(t *Topic) {
+func (mc *machine) setTopic(t *Topic) {
 	m := mc.edit()
 	m.topics = with(m.topics, t, topicName)
 	m.topicsByID = with(m.topicsByID, t, topicID)
@@ -153,7 +153,7 @@ func (mc *machine) putGroup(g *Group) {
 	m.groupsByID = with(m.groupsByID, g, groupID)
 	t := *mc.topicOf(g)
 	t.groups = with(t.groups, g, groupName)
-	mc.hangTopic(&t)
+	mc.setTopic(&t)
 	mc.touch(rowKey{kind: rowGroup, id: uint64(g.ID)})
 }
 

@@ -158,7 +158,7 @@ func (mc *machine) removeGroup(c *storagev1.RemoveGroup) *result {
 	m.groupsByID = without(m.groupsByID, g.ID, groupID)
 	t := *mc.topicOf(g)
 	t.groups = without(t.groups, g.Name, groupName)
-	mc.hangTopic(&t)
+	mc.setTopic(&t)
 	mc.touch(rowKey{kind: rowGroup, id: uint64(g.ID)})
 	return &result{group: g}
 }

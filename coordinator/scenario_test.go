@@ -114,9 +114,9 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		out := fmt.Sprintf("session %d %v opened=%v", j.Member.Session, j.Member.Shares, j.Opened)
-		if j.Expired != 0 {
-			out += fmt.Sprintf(" ended %d", j.Expired)
+		out := fmt.Sprintf("session %d %v", j.Member.Session, j.Member.Shares)
+		if j.Replaced != 0 {
+			out += fmt.Sprintf(" ended %d", j.Replaced)
 		}
 		return out + "\n", nil
 	}
@@ -172,7 +172,7 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 		return grp(s.c.FinishGroup(ctx, group().ID, rev))
 	case "alter-group":
 		return grp(s.c.AlterGroup(ctx, arg(0), arg(1), func(p *strandmqv1.GroupPolicy) error {
-			MergePolicy(p, policy)
+			proto.Merge(p, policy)
 			return nil
 		}))
 	case "pause", "resume":
@@ -215,7 +215,7 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 		before := dump(s.c.View())
 		s.h.open(s.t)
 		s.h.lead()
-		s.c = NewShell(s.h, s.h.app)
+		s.c = New(s.h, s.h.app)
 		if after := dump(s.c.View()); after != before {
 			d.Fatalf(s.t, "before the restart:\n%safter:\n%s", before, after)
 		}

@@ -11,11 +11,12 @@ import (
 
 // Joined is what became of a join.
 type Joined struct {
-	Topic   *Topic
-	Group   *Group
-	Member  *Member // with session and shares
-	Opened  bool    // the session is new
-	Expired uint64  // the member's earlier session, which ended by this; 0: there was none
+	Topic  *Topic
+	Group  *Group
+	Member *Member // with session and shares
+	// Replaced is the member's earlier session, which ended by this; 0: there
+	// was none.
+	Replaced uint64
 }
 
 // Join opens a session for a member. An earlier session of the same name ends;
@@ -52,7 +53,7 @@ func (c *Coordinator) join(ctx context.Context, topic, group, member string, kee
 		return Joined{}, err
 	}
 	c.hear(r.member.Session)
-	return Joined{Topic: r.topic, Group: r.group, Member: r.member, Opened: !r.existed, Expired: r.replaced}, nil
+	return Joined{Topic: r.topic, Group: r.group, Member: r.member, Replaced: r.replaced}, nil
 }
 
 // Heartbeat keeps a session alive and returns its member as it is now. It costs
@@ -88,12 +89,12 @@ func (c *Coordinator) Leave(ctx context.Context, group GroupID, member string, s
 
 // LastHeard is when a session was last heard of on this node, 0 if never.
 func (c *Coordinator) LastHeard(session uint64) partition.Millis {
-	return c.ear.last(session)
+	return c.heartbeats.last(session)
 }
 
 // hear notes a sign of life and, now and then, passes it on.
 func (c *Coordinator) hear(session uint64) {
-	if c.ear.hear(session, c.app.cfg.Now(), c.View) {
+	if c.heartbeats.hear(session, c.app.cfg.Now(), c.View) {
 		// A refusal means that the log is not led or not open here; the session
 		// is then safe until somebody leads, who grants it a full timeout.
 		_ = c.host.Post(partition.Metadata, heard{session})
@@ -105,57 +106,57 @@ func (c *Coordinator) hear(session uint64) {
 // it more.
 const thinning = 10
 
-// ear thins out signs of life: every Receive and Settle is one, and the log's
-// owner need not see them all.
-type ear struct {
+// heartbeats thins out signs of life: every Receive and Settle is one, and the
+// log's leader need not see them all. Every node has it.
+type heartbeats struct {
 	every partition.Millis
 
 	mu    sync.Mutex
 	heard map[uint64]*[2]partition.Millis // guarded by mu: session → last heard, last passed on
 }
 
-func newEar(timeout partition.Millis) *ear {
-	return &ear{every: timeout / thinning, heard: make(map[uint64]*[2]partition.Millis)}
+func newHeartbeats(timeout partition.Millis) *heartbeats {
+	return &heartbeats{every: timeout / thinning, heard: make(map[uint64]*[2]partition.Millis)}
 }
 
 // hear tells whether this sign of life is to be passed on.
-func (e *ear) hear(session uint64, now partition.Millis, view func() *Map) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	h, ok := e.heard[session]
+func (h *heartbeats) hear(session uint64, now partition.Millis, view func() *Map) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	at, ok := h.heard[session]
 	if !ok {
-		if m := view(); len(e.heard) > 2*m.sessions+100 {
-			e.forget(m)
+		if m := view(); len(h.heard) > 2*m.sessions+100 {
+			h.forget(m)
 		}
-		h = &[2]partition.Millis{}
-		e.heard[session] = h
+		at = &[2]partition.Millis{}
+		h.heard[session] = at
 	}
-	h[0] = now
+	at[0] = now
 	// A clock that stepped back must not silence a session.
-	if ok && now >= h[1] && now-h[1] < e.every {
+	if ok && now >= at[1] && now-at[1] < h.every {
 		return false
 	}
-	h[1] = now
+	at[1] = now
 	return true
 }
 
 // forget drops the sessions that the map does not have, so that the table
 // follows the map's size. mu is held.
-func (e *ear) forget(m *Map) {
+func (h *heartbeats) forget(m *Map) {
 	live := make(map[uint64]*[2]partition.Millis, m.sessions)
 	for s := range m.Sessions() {
-		if h, ok := e.heard[s.Number]; ok {
-			live[s.Number] = h
+		if at, ok := h.heard[s.Number]; ok {
+			live[s.Number] = at
 		}
 	}
-	e.heard = live
+	h.heard = live
 }
 
-func (e *ear) last(session uint64) partition.Millis {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if h, ok := e.heard[session]; ok {
-		return h[0]
+func (h *heartbeats) last(session uint64) partition.Millis {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if at, ok := h.heard[session]; ok {
+		return at[0]
 	}
 	return 0
 }

@@ -28,7 +28,6 @@ type demoGroup struct {
 	acked    int
 	dead     int
 	nacked   int
-	lapsed   int  // deliveries in the hands of the member that crashed
 	crashed  bool // it happened
 	news     []string
 }
@@ -151,7 +150,6 @@ func (g *demoGroup) crash(name string, got []*strandmqv1.Delivery) bool {
 		return false
 	}
 	g.crashed = true
-	g.lapsed = len(got)
 	g.news = append(g.news, fmt.Sprintf("%s crashes with %d messages in its hands; back in a second, it gets them again, each in its place", name, len(got)))
 	return true
 }

@@ -142,7 +142,7 @@ func (b *Broker) open(ctx context.Context) error {
 	if err := b.host.Create(ctx, partition.Metadata); err != nil {
 		return err
 	}
-	b.coord = coordinator.NewShell(b.host, meta)
+	b.coord = coordinator.New(b.host, meta)
 	if b.cluster, err = b.coord.Bootstrap(ctx, ""); err != nil {
 		return err
 	}

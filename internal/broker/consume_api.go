@@ -38,9 +38,9 @@ func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*str
 	if err != nil {
 		return nil, err
 	}
-	if j.Expired != 0 {
+	if j.Replaced != 0 {
 		// The watcher would do this too; the answer means that it is done.
-		a.b.sessionEnded(ctx, j.Topic, consumer.GroupID(j.Group.ID), j.Member.Name, j.Expired)
+		a.b.sessionEnded(ctx, j.Topic, consumer.GroupID(j.Group.ID), j.Member.Name, j.Replaced)
 	}
 	return &strandmqv1.JoinResponse{
 		Session:          sessionText(j.Member.Session),

@@ -5,8 +5,8 @@ import (
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 )
 
-// vigil is the leader's ear for signs of life. It lives as long as the
-// leadership: a new leader knows nothing and so grants every session a full
+// expiry is where the leader notes who was heard of when. It lives as long as
+// the leadership: a new leader knows nothing and so grants every session a full
 // timeout. It decides nothing either: the sessions it found silent go through
 // the log, where a member that has another session by then keeps it.
 //
@@ -14,7 +14,7 @@ import (
 // stopped, or a clock that jumped, leaves a gap between two turns in which
 // signs of life could not be heard; after such a gap everybody gets a full
 // timeout anew.
-type vigil struct {
+type expiry struct {
 	timeout partition.Millis
 	seen    map[uint64]partition.Millis // session → when it was last heard of
 	fresh   []uint64                    // heard of since the last turn
@@ -26,60 +26,60 @@ type vigil struct {
 // is proposed once more, in case the proposal got lost.
 const again partition.Millis = 1_000
 
-func newVigil(timeout partition.Millis) *vigil {
-	return &vigil{timeout: timeout, seen: make(map[uint64]partition.Millis)}
+func newExpiry(timeout partition.Millis) *expiry {
+	return &expiry{timeout: timeout, seen: make(map[uint64]partition.Millis)}
 }
 
 // hear notes a sign of life, or a session just opened. It counts from the next
 // turn's time, which comes right after.
-func (v *vigil) hear(session uint64) { v.fresh = append(v.fresh, session) }
+func (e *expiry) hear(session uint64) { e.fresh = append(e.fresh, session) }
 
 // turn returns the sessions that were silent for the timeout, and when it wants
 // its next turn at the latest (0: not before something is heard).
-func (v *vigil) turn(now partition.Millis, m *Map) (silent []*storagev1.SessionRef, wake partition.Millis) {
-	gap := now - v.last
-	slept := v.last == 0 || gap < 0 || gap > v.timeout/2
-	v.last = now
+func (e *expiry) turn(now partition.Millis, m *Map) (silent []*storagev1.SessionRef, wake partition.Millis) {
+	gap := now - e.last
+	slept := e.last == 0 || gap < 0 || gap > e.timeout/2
+	e.last = now
 	if slept {
-		clear(v.seen)
-		v.next = now // look at all sessions below: each is new here
+		clear(e.seen)
+		e.next = now // look at all sessions below: each is new here
 	}
-	for _, s := range v.fresh {
-		v.seen[s] = now
+	for _, s := range e.fresh {
+		e.seen[s] = now
 	}
-	if len(v.fresh) > 0 && v.next == 0 {
-		v.next = now + v.timeout
+	if len(e.fresh) > 0 && e.next == 0 {
+		e.next = now + e.timeout
 	}
-	v.fresh = v.fresh[:0]
-	if v.next != 0 && now >= v.next {
-		silent = v.look(now, m)
+	e.fresh = e.fresh[:0]
+	if e.next != 0 && now >= e.next {
+		silent = e.look(now, m)
 	}
-	if v.next == 0 {
+	if e.next == 0 {
 		return silent, 0
 	}
 	// Turns often enough to tell a gap from silence.
-	return silent, min(v.next, now+max(v.timeout/4, 1))
+	return silent, min(e.next, now+max(e.timeout/4, 1))
 }
 
 // look goes through all sessions and sets next.
-func (v *vigil) look(now partition.Millis, m *Map) (silent []*storagev1.SessionRef) {
+func (e *expiry) look(now partition.Millis, m *Map) (silent []*storagev1.SessionRef) {
 	seen := make(map[uint64]partition.Millis, m.sessions)
-	v.next = 0
+	e.next = 0
 	for s := range m.Sessions() {
-		at, ok := v.seen[s.Number]
+		at, ok := e.seen[s.Number]
 		if !ok {
 			at = now
 		}
 		seen[s.Number] = at
-		end := at + v.timeout
+		end := at + e.timeout
 		if end <= now {
 			silent = append(silent, &storagev1.SessionRef{GroupId: uint64(s.Group), Member: s.Member, Session: s.Number})
 			end = now + again
 		}
-		if v.next == 0 || end < v.next {
-			v.next = end
+		if e.next == 0 || end < e.next {
+			e.next = end
 		}
 	}
-	v.seen = seen
+	e.seen = seen
 	return silent
 }
