@@ -11,6 +11,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"golang.org/x/net/netutil"
+
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
@@ -82,7 +84,7 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 		b.stopCalls()
 		return nil, listenError(cfg.Listen, err)
 	}
-	b.listener = newBounded(l, cfg.Connections)
+	b.listener = netutil.LimitListener(l, cfg.Connections) // what is beyond waits in the kernel
 	b.server = b.newServer()
 	b.running.Go(func() {
 		if err := b.server.Serve(b.listener); !errors.Is(err, http.ErrServerClosed) {

@@ -2,20 +2,11 @@ package broker
 
 import (
 	"context"
-	"encoding/base64"
 	"errors"
-	"fmt"
-	"slices"
-	"strconv"
-	"strings"
 	"sync/atomic"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
-	"github.com/strandmq/strandmq/internal/keyspace"
-	"github.com/strandmq/strandmq/internal/names"
-	"github.com/strandmq/strandmq/internal/plain"
-	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -84,29 +75,6 @@ func (a deadAPI) ListDeadLetters(ctx context.Context, req *strandmqv1.ListDeadLe
 	return res, nil
 }
 
-// pageToken says where the next page begins.
-func pageToken(at int, o partition.Offset) string {
-	return base64.RawURLEncoding.EncodeToString(fmt.Appendf(nil, "%d/%d", at, o))
-}
-
-func parsePage(token string, partitions int) (int, partition.Offset, error) {
-	if token == "" {
-		return 0, 0, nil
-	}
-	bad := refuse("BAD_VALUE", "page_token", "%s is not a page token: send it as the last answer gave it", plain.Quote(token))
-	b, err := base64.RawURLEncoding.DecodeString(token)
-	if err != nil {
-		return 0, 0, bad
-	}
-	left, right, ok := strings.Cut(string(b), "/")
-	at, err1 := strconv.ParseUint(left, 10, 31)
-	o, err2 := strconv.ParseUint(right, 10, 63)
-	if !ok || err1 != nil || err2 != nil || at >= uint64(partitions) {
-		return 0, 0, bad
-	}
-	return int(at), partition.Offset(o), nil
-}
-
 // GetDeadLetter gives one with its history.
 func (a deadAPI) GetDeadLetter(ctx context.Context, req *strandmqv1.GetDeadLetterRequest) (*strandmqv1.GetDeadLetterResponse, error) {
 	t, g, err := a.b.group(req.GetTopic(), req.GetGroup())
@@ -156,7 +124,7 @@ func (a deadAPI) ReplayDeadLetters(ctx context.Context, req *strandmqv1.ReplayDe
 		return nil, err
 	}
 	var replayed, already atomic.Uint64
-	err = a.apply(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
+	err = a.b.applyPicks(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
 		n, m, err := a.b.groups.Replay(ctx, id, consumer.GroupID(g.ID), sel)
 		replayed.Add(uint64(n))
 		already.Add(uint64(m))
@@ -182,7 +150,7 @@ func (a deadAPI) DiscardDeadLetters(ctx context.Context, req *strandmqv1.Discard
 		return nil, err
 	}
 	var discarded atomic.Uint64
-	err = a.apply(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
+	err = a.b.applyPicks(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
 		n, err := a.b.groups.Discard(ctx, id, consumer.GroupID(g.ID), sel)
 		discarded.Add(uint64(n))
 		return n, err
@@ -198,108 +166,6 @@ type place struct {
 	number int
 	id     partition.PartitionID
 	offset partition.Offset
-}
-
-// picks are selectors by partition. exact names single messages, of which at
-// least one must be there.
-type picks struct {
-	of    map[partition.PartitionID]consumer.Selector
-	exact bool
-}
-
-// pick turns a selector of the API into selectors of partitions.
-func (b *Broker) pick(ctx context.Context, t *topic, sel *strandmqv1.DeadLetterSelector) (picks, error) {
-	out := picks{of: map[partition.PartitionID]consumer.Selector{}}
-	switch which := sel.GetWhich().(type) {
-	case *strandmqv1.DeadLetterSelector_Id:
-		found, err := b.findID(ctx, t, which.Id)
-		if err != nil {
-			return out, err
-		}
-		out.exact = true
-		for _, p := range found {
-			s := out.of[p.id]
-			s.Offsets = append(s.Offsets, p.offset)
-			out.of[p.id] = s
-		}
-	case *strandmqv1.DeadLetterSelector_Key:
-		return b.pickKey(t, []byte(which.Key))
-	case *strandmqv1.DeadLetterSelector_KeyBytes:
-		return b.pickKey(t, which.KeyBytes)
-	case *strandmqv1.DeadLetterSelector_Place:
-		id, err := t.number(which.Place.GetPartition())
-		if err != nil {
-			return out, err
-		}
-		out.exact = true
-		out.of[id] = consumer.Selector{Offsets: []partition.Offset{partition.Offset(which.Place.GetOffset())}}
-	case *strandmqv1.DeadLetterSelector_All:
-		if !which.All {
-			return out, refuse("BAD_VALUE", "which.all", "false picks nothing: name an id, a key or a place")
-		}
-		for _, p := range t.Partitions {
-			out.of[p.ID] = consumer.Selector{All: true}
-		}
-	default:
-		return out, refuse("BAD_VALUE", "which", "say which: by id, key, place, or all")
-	}
-	return out, nil
-}
-
-func (b *Broker) pickKey(t *topic, key []byte) (picks, error) {
-	if len(key) == 0 || len(key) > record.MaxKey {
-		return picks{}, refuse("BAD_KEY", "which.key", "a key has 1 to %d bytes", record.MaxKey)
-	}
-	h := keyspace.Hash(t.Seed, key)
-	id := t.Partitions[t.table.Lookup(h)].ID
-	return picks{of: map[partition.PartitionID]consumer.Selector{id: {ByKey: true, KeyHash: h, HasKey: true, Key: key}}}, nil
-}
-
-// apply runs fn for every picked partition. Where single messages were named,
-// finding none of them is an error.
-func (a deadAPI) apply(ctx context.Context, t *topic, g *coordinator.Group, p picks, fn func(context.Context, partition.PartitionID, consumer.Selector) (int, error)) error {
-	var found atomic.Int64
-	var missing atomic.Pointer[consumer.ErrNotDead]
-	err := each(ctx, t.Topic, func(ctx context.Context, _ int, id partition.PartitionID) error {
-		sel, ok := p.of[id]
-		if !ok {
-			return nil
-		}
-		n, err := fn(ctx, id, sel)
-		found.Add(int64(n))
-		var not *consumer.ErrNotDead
-		if errors.As(err, &not) {
-			missing.Store(not)
-			return nil
-		}
-		return err
-	})
-	if err != nil {
-		return err
-	}
-	if p.exact && found.Load() == 0 {
-		if not := missing.Load(); not != nil {
-			return not
-		}
-		return notDead("group " + g.Name + " has no such dead letter")
-	}
-	return nil
-}
-
-// findID finds the messages of a topic with an id, by partition and offset.
-func (b *Broker) findID(ctx context.Context, t *topic, id string) ([]place, error) {
-	if err := names.MessageID(id); err != nil {
-		return nil, inField(err, "which.id")
-	}
-	found := make([][]place, len(t.Partitions))
-	err := each(ctx, t.Topic, func(ctx context.Context, i int, pid partition.PartitionID) error {
-		offsets, err := b.host.FindByMessageID(ctx, pid, id)
-		for _, o := range offsets {
-			found[i] = append(found[i], place{i, pid, o})
-		}
-		return err
-	})
-	return slices.Concat(found...), err
 }
 
 func deadLetterProto(t *topic, g *coordinator.Group, d consumer.DeadLetter, format strandmqv1.BodyFormat, history bool) *strandmqv1.DeadLetter {

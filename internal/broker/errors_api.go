@@ -2,6 +2,8 @@ package broker
 
 import (
 	"context"
+	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"log/slog"
 	"net/http"
@@ -103,6 +105,13 @@ func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 		}()
 		return next(ctx, conn)
 	}
+}
+
+// newReference names one failure in the answer and in the log.
+func newReference() string {
+	var b [6]byte
+	_, _ = rand.Read(b[:]) // never fails
+	return hex.EncodeToString(b[:])
 }
 
 // codeName is the code of an answer, for a label.

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"strings"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -15,13 +14,13 @@ import (
 // alive; one that is stopping, or whose disk failed, is not ready.
 func (b *Broker) probes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, r *http.Request) {
-		probe(w, r, []check{{"process", ""}})
+		probe(w, r, []check{{name: "process"}})
 	})
 	mux.HandleFunc("GET /startupz", func(w http.ResponseWriter, r *http.Request) {
-		probe(w, r, []check{{"started", b.notStarted()}})
+		probe(w, r, []check{{name: "started", fault: b.notStarted()}})
 	})
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, r *http.Request) {
-		checks := []check{{"started", b.notStarted()}, {"serving", ""}, {"store", ""}}
+		checks := []check{{name: "started", fault: b.notStarted()}, {name: "serving"}, {name: "store"}}
 		if b.serving.Err() != nil {
 			checks[1].fault = "the broker is stopping"
 		}
@@ -32,15 +31,19 @@ func (b *Broker) probes(mux *http.ServeMux) {
 			// A damaged partition is the operator's concern and the callers of
 			// that partition's; it is shown, but the node serves the others.
 			for _, f := range b.partitionFaults() {
-				checks = append(checks, check{name: "! " + f})
+				checks = append(checks, check{name: f, warning: true})
 			}
 		}
 		probe(w, r, checks)
 	})
 }
 
-// A check is one line of a probe's answer; fault is empty when it passes.
-type check struct{ name, fault string }
+// A check is one line of a probe's answer.
+type check struct {
+	name    string
+	fault   string // empty: it passes
+	warning bool   // it passes, and somebody should look
+}
 
 func probe(w http.ResponseWriter, r *http.Request, checks []check) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
@@ -53,8 +56,8 @@ func probe(w http.ResponseWriter, r *http.Request, checks []check) {
 			switch {
 			case c.fault != "":
 				fmt.Fprintf(w, "[-] %s: %s\n", c.name, c.fault)
-			case strings.HasPrefix(c.name, "! "):
-				fmt.Fprintf(w, "[!] %s\n", c.name[2:])
+			case c.warning:
+				fmt.Fprintf(w, "[!] %s\n", c.name)
 			default:
 				fmt.Fprintf(w, "[+] %s\n", c.name)
 			}

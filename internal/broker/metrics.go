@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"maps"
 	"net/http"
 	"runtime"
 	"runtime/debug"
@@ -15,7 +16,7 @@ import (
 )
 
 // metrics are what the node counts itself. What the log knows better (lag, in
-// flight, dead letters) is read from it when asked: see gather.
+// flight, dead letters) is read from it when asked: see collect.
 //
 // Labels are names of topics and groups, of which there are bounded numbers;
 // never keys, ids or members.
@@ -37,8 +38,16 @@ type metrics struct {
 	rejects *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
 
+	labelled []labelledSeries // all of the above
+
 	mu   sync.Mutex
 	seen map[[2]string]bool // guarded by mu: topics (with an empty group) and groups that have labels
+}
+
+// labelledSeries are series of which those with some labels can be dropped.
+type labelledSeries interface {
+	prometheus.Collector
+	DeletePartialMatch(of prometheus.Labels) int
 }
 
 // maxLabels bounds the topics and groups that have series of their own; what
@@ -69,11 +78,16 @@ func latency() []float64 {
 }
 
 func newMetrics(version string) *metrics {
+	var labelled []labelledSeries
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
-		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "strandmq_" + name, Help: help}, labels)
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{Name: "strandmq_" + name, Help: help}, labels)
+		labelled = append(labelled, v)
+		return v
 	}
 	histogram := func(name, help string, labels ...string) *prometheus.HistogramVec {
-		return prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "strandmq_" + name, Help: help, Buckets: latency()}, labels)
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{Name: "strandmq_" + name, Help: help, Buckets: latency()}, labels)
+		labelled = append(labelled, v)
+		return v
 	}
 	m := &metrics{
 		registry:       prometheus.NewRegistry(),
@@ -95,10 +109,12 @@ func newMetrics(version string) *metrics {
 		"acked": "Acks confirmed", "nacked": "Nacks confirmed", "rejected": "Rejects confirmed", "extended": "Extends confirmed", "released": "Releases confirmed",
 	} {
 		m.settled[action] = counter("messages_"+action+"_total", help+" since the broker started; a repeat that succeeded counts again.", "topic", "group")
-		m.registry.MustRegister(m.settled[action])
 	}
-	m.registry.MustRegister(m.published, m.publishedBytes, m.duplicates, m.refused, m.publishTime, m.delivered, m.redelivered,
-		m.deadLettered, m.deliveryTime, m.rejects, m.calls, collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	m.labelled = labelled
+	for _, v := range labelled {
+		m.registry.MustRegister(v)
+	}
+	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "strandmq_build_info", Help: "What is running; always 1."}, []string{"version", "revision", "go"})
 	info.WithLabelValues(version, revision(), runtime.Version()).Set(1)
 	m.registry.MustRegister(info)
@@ -127,38 +143,23 @@ func (m *metrics) call(procedure string) func(code string) {
 
 func (m *metrics) rejected(reason string) { m.rejects.WithLabelValues(reason).Inc() }
 
-// forget drops a topic's series when it is deleted.
+// forget drops a deleted topic's series, those of its groups included.
 func (m *metrics) forget(topic string) {
-	m.mu.Lock()
-	for key := range m.seen {
-		if key[0] == topic {
-			delete(m.seen, key)
-		}
-	}
-	m.mu.Unlock()
-	for _, v := range []*prometheus.CounterVec{m.published, m.publishedBytes, m.duplicates, m.refused, m.delivered, m.redelivered, m.deadLettered} {
-		v.DeletePartialMatch(prometheus.Labels{"topic": topic})
-	}
-	for _, v := range m.settled {
-		v.DeletePartialMatch(prometheus.Labels{"topic": topic})
-	}
-	m.publishTime.DeletePartialMatch(prometheus.Labels{"topic": topic})
-	m.deliveryTime.DeletePartialMatch(prometheus.Labels{"topic": topic})
+	m.drop(prometheus.Labels{"topic": topic}, func(key [2]string) bool { return key[0] == topic })
 }
 
-// forgetGroup drops a group's series when it is deleted.
+// forgetGroup drops a deleted group's series.
 func (m *metrics) forgetGroup(topic, group string) {
+	m.drop(prometheus.Labels{"topic": topic, "group": group}, func(key [2]string) bool { return key == [2]string{topic, group} })
+}
+
+func (m *metrics) drop(of prometheus.Labels, named func(key [2]string) bool) {
 	m.mu.Lock()
-	delete(m.seen, [2]string{topic, group})
+	maps.DeleteFunc(m.seen, func(key [2]string, _ bool) bool { return named(key) })
 	m.mu.Unlock()
-	of := prometheus.Labels{"topic": topic, "group": group}
-	for _, v := range []*prometheus.CounterVec{m.delivered, m.redelivered, m.deadLettered} {
+	for _, v := range m.labelled {
 		v.DeletePartialMatch(of)
 	}
-	for _, v := range m.settled {
-		v.DeletePartialMatch(of)
-	}
-	m.deliveryTime.DeletePartialMatch(of)
 }
 
 // handler serves the registry, and what collect reads from the log. At most two

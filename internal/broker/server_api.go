@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"strings"
@@ -107,7 +108,8 @@ func (b *Broker) newServer() *http.Server {
 		ReadHeaderTimeout: min(5*time.Second, b.cfg.TransferTime),
 		IdleTimeout:       2 * time.Minute,
 		MaxHeaderBytes:    32 << 10,
-		ErrorLog:          httpLog(b.log),
+		// Most of what net/http has to say is what strangers do wrong.
+		ErrorLog: slog.NewLogLogger(b.log.Handler(), slog.LevelDebug),
 		HTTP2: &http.HTTP2Config{
 			MaxConcurrentStreams: 128,
 			SendPingTimeout:      30 * time.Second,

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strconv"
 	"sync"
-	"time"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
@@ -182,95 +181,4 @@ func parseSession(text string) (uint64, error) {
 		return 0, refuse("BAD_VALUE", "session", "%s is not a session: send it as Join or Receive gave it, or leave it empty", plain.Quote(text))
 	}
 	return n, nil
-}
-
-// receive waits for deliveries until some come, the time is over, or the session
-// ends. When the member's assignment changes meanwhile it looks in the new
-// partitions; when the node stops it answers.
-func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID, req consumer.ReceiveRequest) ([]consumer.Delivery, string, error) {
-	end := time.Now().Add(req.Wait)
-	for {
-		m, changed := b.coord.Watch()
-		g, ok := m.GroupByID(gid)
-		if !ok {
-			return nil, "", errGroupGone()
-		}
-		member, err := g.Session(req.Member, req.Session)
-		if err != nil {
-			return nil, "", err
-		}
-		req.Shares = b.sessions.shares(t, member)
-		if b.coord.View() != m {
-			// The session may have ended between the look at it and the note of
-			// it, which would then stay, and its partitions would not be told.
-			if _, err := b.stillOpen(gid, req); err != nil {
-				b.sessions.take(req.Session)
-				return nil, "", err
-			}
-		}
-		req.Wait = max(0, time.Until(end))
-		if req.Wait == 0 {
-			return b.groups.Receive(ctx, req)
-		}
-		wait, cancel := context.WithCancel(ctx)
-		done := make(chan struct{})
-		go func() { // ends with the call below
-			defer close(done)
-			b.attend(wait, cancel, g, req, changed)
-		}()
-		deliveries, idle, err := b.groups.Receive(wait, req)
-		interrupted := wait.Err() != nil
-		cancel()
-		<-done
-		switch {
-		case len(deliveries) > 0:
-			return deliveries, "", nil
-		case ctx.Err() != nil:
-			return nil, "", ctx.Err()
-		case b.serving.Err() != nil:
-			return nil, "", b.stopping()
-		case interrupted:
-			continue // somewhere else now, or to hear that the session ended
-		}
-		return deliveries, idle, err
-	}
-}
-
-// stillOpen looks whether a session is in the newest map.
-func (b *Broker) stillOpen(gid coordinator.GroupID, req consumer.ReceiveRequest) (*coordinator.Member, error) {
-	g, ok := b.coord.View().GroupByID(gid)
-	if !ok {
-		return nil, errGroupGone()
-	}
-	return g.Session(req.Member, req.Session)
-}
-
-func errGroupGone() error { return refuse("UNKNOWN_GROUP", "group", "the group was deleted") }
-
-// attend keeps a waiting session alive, and interrupts the wait when its group
-// changed or the node stops.
-func (b *Broker) attend(ctx context.Context, interrupt context.CancelFunc, g *coordinator.Group, req consumer.ReceiveRequest, changed <-chan struct{}) {
-	beat := time.NewTicker(b.cfg.SessionTimeout / 4)
-	defer beat.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-b.serving.Done():
-			interrupt()
-			return
-		case <-beat.C:
-			if _, err := b.coord.Heartbeat(g.ID, req.Member, req.Session); err != nil {
-				interrupt()
-				return
-			}
-		case <-changed:
-			var m *coordinator.Map
-			m, changed = b.coord.Watch()
-			if now, ok := m.GroupByID(g.ID); !ok || now.Generation != g.Generation || now.Phase != g.Phase {
-				interrupt()
-				return
-			}
-		}
-	}
 }

@@ -6,6 +6,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/names"
@@ -117,24 +119,18 @@ func inField(err error, field string) error {
 // many partitions at once, so waiting for them one by one would cost one fsync
 // each. It gives the first error.
 func each(ctx context.Context, t *coordinator.Topic, fn func(ctx context.Context, i int, id partition.PartitionID) error) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, 64)
+	calls, within := errgroup.WithContext(ctx)
+	calls.SetLimit(64)
 	for i, p := range t.Partitions {
-		slots <- struct{}{}
-		if ctx.Err() != nil {
+		if within.Err() != nil {
 			break
 		}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			if err := fn(ctx, i, p.ID); err != nil {
-				cancel(err) // the first one stays
-			}
-		})
+		calls.Go(func() error { return fn(within, i, p.ID) })
 	}
-	wg.Wait()
-	return context.Cause(ctx)
+	if err := calls.Wait(); err != nil {
+		return err
+	}
+	return context.Cause(ctx) // it may have ended the loop
 }
 
 // finishing is the context of a change that was begun: it goes on when its

@@ -1,0 +1,72 @@
+package broker
+
+import (
+	"context"
+	"sync"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// ensureGroup finds a group, or creates it with the default policy when asked
+// to.
+func (b *Broker) ensureGroup(ctx context.Context, topicName, groupName string, create bool) (*topic, *coordinator.Group, error) {
+	t, g, err := b.group(topicName, groupName)
+	if err == nil || !create {
+		return t, g, err
+	}
+	if r := reasonOf(err); r != "UNKNOWN_GROUP" && r != "IN_PROGRESS" {
+		return nil, nil, err
+	}
+	if _, err := b.topic(topicName); err != nil {
+		return nil, nil, err
+	}
+	if _, _, err := b.createGroup(ctx, topicName, groupName, nil, nil); err != nil {
+		if reasonOf(err) != "GROUP_EXISTS" { // someone was faster, with a policy of their own
+			return nil, nil, err
+		}
+	}
+	return b.group(topicName, groupName)
+}
+
+// createGroup creates a group, or finds one with the same policy.
+func (b *Broker) createGroup(ctx context.Context, topicName, groupName string, change *strandmqv1.GroupPolicy, start *strandmqv1.StartPosition) (*coordinator.Group, bool, error) {
+	policy := policyProto(consumer.Default())
+	if err := withPolicy(policy, change); err != nil {
+		return nil, false, err
+	}
+	g, existed, err := b.coord.CreateGroup(ctx, coordinator.GroupSpec{Topic: topicName, Name: groupName, Policy: policy, Start: start})
+	if err != nil {
+		return nil, false, err
+	}
+	t, err := b.topic(topicName)
+	if err != nil {
+		return nil, false, err
+	}
+	g, err = b.logged(t, g)
+	return g, existed, err
+}
+
+// logged sees to it that every partition has logged the group as it is.
+func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, error) {
+	if g.Phase == coordinator.Ready && g.Logged >= g.Revision {
+		return g, nil
+	}
+	return b.readyGroup(t.Topic, g)
+}
+
+// states asks every partition for a group's state.
+func (b *Broker) states(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]consumer.GroupState, error) {
+	var mu sync.Mutex
+	out := make([]consumer.GroupState, len(t.Partitions))
+	err := each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
+		s, err := b.groups.Stats(ctx, id, consumer.GroupID(g.ID))
+		mu.Lock()
+		defer mu.Unlock()
+		out[i] = s
+		return err
+	})
+	return out, err
+}
