@@ -39,20 +39,26 @@
 // The parts, from the inside out. A group (machine_group.go) is tables and
 // queues with one rule: only the head of a key's queue is ready, and only while
 // nothing of the key is out and no dead letter parks it. Apply (machine.go,
-// machine_plan.go, machine_settle.go, machine_dead.go) is the only thing that
-// changes it. The hand (machine_hand.go, machine_dispatch.go) exists where the
+// machine_plan.go, machine_settle.go, machine_dead.go, machine_clock.go) is the
+// only thing that changes it. The hand (machine_hand.go, machine_dispatch.go) exists where the
 // partition is led; it reserves credit of those who wait, proposes plans, and
 // brings them what Apply made of those. The Shell blocks, reads clocks and
 // makes tokens. docs/format/delivery.md draws commands and rows.
 //
-// Three things that are easy to miss:
+// Four things that are easy to miss:
 //
 //   - A plan names consecutive messages of the log with their key hashes, and
 //     Apply hands each out or lets it wait. So no replica reads messages to
 //     apply, and what a plan got wrong is void, not harmful.
 //   - The end of a backoff is no log entry: a hand-out of a message that failed
-//     is void as long as the group's clock says that its wait is not over. The
-//     clock is the highest time that any command of the group carried.
+//     is void as long as the group's clock says that its wait is not over.
+//   - That clock is in the log and only moves forward, as fast as time passes
+//     for the leader, wherever the leader's own clock stands. One that is hours
+//     behind or was set back makes what is out last a ninth longer at most; one
+//     that is far ahead or was set forward ends it two seconds early at most,
+//     and what more there is moves clock and deadlines alike. A change of leader
+//     can give what is out the time again that passed since the group's last
+//     command. machine_clock.go has the rules.
 //   - Keys are told apart by their 64-bit hash. Two keys with one hash share a
 //     queue: that costs them parallelism and nothing else. A message without a
 //     key is expected to have a hash of its own.

@@ -39,6 +39,7 @@ func seeds() [][]byte {
 			{Token: Token{Offset: 0, HandOut: 2, Ordinal: 3, Epoch: 1}, Action: Nack, Delay: 7, Reason: "why"},
 		}),
 		encodeLapses(5, 1, 0, []lapse{{0, 1}}),
+		encodeLeap(5, 1, 5000),
 		encodeOffsets(cmdReplay, 5, 1, []partition.Offset{0, 1}),
 		encodeOffsets(cmdDiscard, 5, 1, []partition.Offset{0, 1}),
 	}

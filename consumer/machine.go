@@ -35,7 +35,9 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 		return &ErrUnknownGroup{Partition: a.id, Group: h.group}, nil
 	}
 	if g != nil {
-		g.tick(h.now)
+		if h.kind != cmdCreate { // which knows no clock but its node's
+			g.tick(h.now)
+		}
 		g.kept = max(g.kept, at.Start)
 	}
 	var res any
@@ -72,6 +74,11 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 		res = g.settleAll(&r)
 	case cmdLapse:
 		g.lapseAll(&r)
+	case cmdLeap:
+		to := r.time()
+		if r.finish() == "" {
+			g.leap(to)
+		}
 	case cmdReplay:
 		os := r.offsets()
 		if r.finish() == "" {

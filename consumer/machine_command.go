@@ -25,6 +25,7 @@ const (
 	cmdLapse    command = 10
 	cmdReplay   command = 11
 	cmdDiscard  command = 12
+	cmdLeap     command = 13 // of the group's clock
 )
 
 // In the first byte of a settlement.
@@ -48,13 +49,28 @@ type header struct {
 	group GroupID
 }
 
+// encodeLeap moves the group's clock to a time, and all that is timed with it.
+func encodeLeap(now partition.Millis, g GroupID, to partition.Millis) []byte {
+	return binary.AppendUvarint(begin(nil, cmdLeap, now, g), uint64(max(to, 0)))
+}
+
+// time reads a time that sums can be made with.
+func (r *reader) time() partition.Millis {
+	v := r.uvarint()
+	if v > uint64(maxTime) {
+		r.fail("impossible time")
+		return 0
+	}
+	return partition.Millis(v)
+}
+
 func (r *reader) header() header {
 	if v := r.byte(); v != commandVersion {
 		r.fail("unknown version")
 	}
 	return header{
 		kind:  command(r.byte()),
-		now:   partition.Millis(r.uvarint()),
+		now:   r.time(),
 		group: GroupID(r.uvarint()),
 	}
 }

@@ -19,8 +19,10 @@ const (
 // drive is a group's part of the leader's turn.
 func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ [][]byte, wake partition.Millis) {
 	h.flush()
-	cmds = h.fire(now, cmds)
-	if len(h.open) > 0 && now-h.open[0].at > planPatience {
+	at := h.keepTime(now)
+	cmds = h.catchUp(now, cmds)
+	cmds = h.fire(at, cmds)
+	if len(h.open) > 0 && at-h.open[0].at > planPatience {
 		h.rewind()
 		h.rebuild()
 	}
@@ -29,18 +31,15 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 		h.asked = now
 	}
 	if !h.g.paused && len(h.waiters) > 0 && len(h.open) < maxOpenPlans {
-		cmds, more = h.makePlan(now, log, cmds)
+		cmds, more = h.makePlan(at, log, cmds)
 	}
 	if !more && !h.behind && len(h.open) < maxOpenPlans {
 		h.tell()
 	}
-	switch {
-	case more:
+	if more {
 		return cmds, now
-	case len(h.timers.items) > 0:
-		return cmds, max(partition.Millis(h.timers.items[0].rank), now)
 	}
-	return cmds, 0
+	return cmds, h.wake(now)
 }
 
 // fire proposes lapses, and lets go what waited for its next attempt.

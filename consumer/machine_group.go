@@ -61,12 +61,13 @@ type group struct {
 
 	broken error // a row that cannot be read
 	hand   *hand // nil where the partition is not led
+	shared *sharedClock
 }
 
 func newGroup(id GroupID, part partition.PartitionID, rows partition.Rows) *group {
 	return &group{
 		id: id, part: part, rows: rowsOf{rows, id},
-		vacancy: none, names: make(map[string]int32), crowd: crowd,
+		vacancy: none, names: make(map[string]int32), crowd: crowd, shared: &sharedClock{},
 	}
 }
 

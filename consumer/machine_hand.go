@@ -48,7 +48,8 @@ type hand struct {
 	g       *group
 	waiters []*waiter
 	lanes   []lane // by share of keys
-	timers  heap
+	timers  heap   // by the group's time
+	pace    pace
 	open    []*openPlan // proposed and not applied yet, in order
 	lastID  uint64
 	out     []handed
@@ -169,8 +170,10 @@ func (h *hand) rebuild() {
 		switch e.at {
 		case ready:
 			h.pushReady(int32(i))
-		case inFlight, failed:
+		case inFlight:
 			h.pushTimer(int32(i), e.until)
+		case failed:
+			h.backOff(int32(i))
 		default:
 		}
 	}
@@ -222,6 +225,16 @@ func (h *hand) pushTimer(i int32, at partition.Millis) {
 	h.timers.prune(int(h.g.count[inFlight]+h.g.count[failed]), h.ticks)
 }
 
+// backOff waits for the end of a backoff, if it is still to come. What waits no
+// more is not timed.
+func (h *hand) backOff(i int32) {
+	if e := &h.g.entries[i]; e.until > h.g.clock {
+		h.pushTimer(i, e.until)
+	} else {
+		h.pushReady(i)
+	}
+}
+
 // ticks tells whether a timer is still for what it was set for.
 func (h *hand) ticks(d due) bool {
 	e := &h.g.entries[d.slot]
@@ -268,7 +281,7 @@ func (g *group) tellReady(i int32) {
 
 func (g *group) tellBackoff(i int32) {
 	if g.hand != nil {
-		g.hand.pushTimer(i, g.entries[i].until)
+		g.hand.backOff(i)
 	}
 }
 
@@ -351,6 +364,7 @@ func (h *hand) end(why error) {
 		}
 	}
 	h.waiters, h.lanes = nil, nil
+	h.g.shared.unset()
 }
 
 // close returns what an open plan had reserved and not handed out.

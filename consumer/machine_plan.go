@@ -19,7 +19,7 @@ func (g *group) handOutOf(i int32) HandOut {
 	e := &g.entries[i]
 	return HandOut{
 		Offset: e.offset, Number: e.handOut, Epoch: g.epoch, Ordinal: e.ordinal, Attempt: e.attempts,
-		Size: e.size, Replayed: e.replayed, Deadline: e.until, FirstSeen: e.firstSeen,
+		Size: e.size, Replayed: e.replayed, Deadline: g.shown(e.until), FirstSeen: e.firstSeen,
 	}
 }
 

@@ -129,7 +129,7 @@ func (g *group) extend(i int32, delay partition.Millis) SettleResult {
 	if until > most {
 		until = most
 		if e.until >= most || g.clock >= most {
-			return SettleResult{Err: &ErrHeldTooLong{Until: e.until, MaxHold: g.policy.MaxHold}, Deadline: e.until}
+			return SettleResult{Err: &ErrHeldTooLong{Until: g.shown(e.until), MaxHold: g.policy.MaxHold}, Deadline: g.shown(e.until)}
 		}
 	}
 	if until != e.until {
@@ -137,7 +137,7 @@ func (g *group) extend(i int32, delay partition.Millis) SettleResult {
 		g.touch(i)
 		g.tellDeadline(i)
 	}
-	return SettleResult{Deadline: until}
+	return SettleResult{Deadline: g.shown(until)}
 }
 
 // lapseAll fails the hand-outs whose deadline passed, if it did by the group's

@@ -17,12 +17,13 @@ const (
 
 // state is the group at one position of its log.
 func (g *group) state(at partition.Position, now partition.Millis) GroupState {
+	count := g.tally(now)
 	s := GroupState{
 		Name: g.name, Policy: g.policy, Paused: g.paused, Position: at,
 		Start: g.start, Floor: g.floor(), Scanned: g.scanned, Epoch: g.epoch,
 		Counts: Counts{
-			Ready: g.count[ready], Blocked: g.count[deferred], InFlight: g.count[inFlight],
-			BackingOff: g.count[failed], Parked: g.count[parked],
+			Ready: count[ready], Blocked: count[deferred], InFlight: count[inFlight],
+			BackingOff: count[failed], Parked: count[parked],
 			Dead: g.dead, Acked: g.acked, Skipped: g.skipped, Expired: g.expired, Replaying: g.replaying,
 			HandedOut: g.handedOut, Retried: g.retried,
 		},
@@ -38,6 +39,41 @@ func (g *group) state(at partition.Position, now partition.Millis) GroupState {
 	return s
 }
 
+// tally counts where the unsettled messages stand at the present time: the end
+// of a backoff is no log entry, so the group's own counts do not know of it.
+func (g *group) tally(now partition.Millis) [standings]uint64 {
+	count := g.count
+	if count[failed] == 0 {
+		return count
+	}
+	t := g.time(now)
+	for i := range g.entries {
+		if g.entries[i].at == failed {
+			count[failed]--
+			count[g.standing(int32(i), t)]++
+		}
+	}
+	return count
+}
+
+// standing is where an entry stands at a time of the group.
+func (g *group) standing(i int32, t partition.Millis) standing {
+	e := &g.entries[i]
+	if e.at != failed || e.until > t {
+		return e.at
+	}
+	if e.key == none {
+		return ready
+	}
+	switch ks := &g.keys[e.key]; {
+	case ks.blocked(e.offset):
+		return parked
+	case ks.head != i || ks.inFlight > 0:
+		return deferred
+	}
+	return ready
+}
+
 // unseen counts what the group has yet to look at.
 func (g *group) unseen(at partition.Position) uint64 {
 	if at.End <= g.scanned {
@@ -51,6 +87,7 @@ func (g *group) unseen(at partition.Position) uint64 {
 func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	var all []Stall
 	p := &g.policy
+	t := g.time(now)
 	lag := g.count[ready] + g.count[deferred] + g.count[failed] + g.count[parked]
 	lag += g.unseen(at)
 	whole := func(reason, text string) {
@@ -95,10 +132,10 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 			s.Reason, s.Offset, s.Waiting = "PARKED", ks.blockers[0], uint64(ks.waiting)
 			s.Text = "the key waits behind its dead letter: replay or discard it"
 		case e.at == inFlight && ks.waiting > 1:
-			s.Reason, s.Until, s.Member = "IN_FLIGHT", e.until, g.members[e.member].name
+			s.Reason, s.Until, s.Member = "IN_FLIGHT", g.shown(e.until), g.members[e.member].name
 			s.Text = "the key waits for the delivery that is out"
-		case e.at == failed:
-			s.Reason, s.Until = "BACKING_OFF", e.until
+		case e.at == failed && e.until > t:
+			s.Reason, s.Until = "BACKING_OFF", g.shown(e.until)
 			s.Text = "the message failed and waits for its next attempt"
 		default:
 			continue
@@ -107,10 +144,10 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	}
 	if p.Mode == NoOrder && g.count[failed] > 0 {
 		for i := range g.entries {
-			if e := &g.entries[i]; e.at == failed {
+			if e := &g.entries[i]; e.at == failed && e.until > t {
 				heads = append(heads, Stall{
 					OfKey: true, KeyHash: e.keyHash, Offset: e.offset, Attempts: e.attempts,
-					Reason: "BACKING_OFF", Until: e.until, Text: "the message failed and waits for its next attempt",
+					Reason: "BACKING_OFF", Until: g.shown(e.until), Text: "the message failed and waits for its next attempt",
 				})
 			}
 		}
@@ -141,8 +178,8 @@ func (g *group) keyFull() bool {
 }
 
 // whyIdle says in words why a member got nothing.
-func (g *group) whyIdle(at partition.Position) string {
-	c := &g.count
+func (g *group) whyIdle(at partition.Position, now partition.Millis) string {
+	c := g.tally(now)
 	unseen := g.unseen(at)
 	behind := c[deferred] + c[parked]
 	switch {
@@ -176,14 +213,14 @@ func (g *group) whyIdle(at partition.Position) string {
 func (g *group) where(o partition.Offset, now partition.Millis) MessageInGroup {
 	res := MessageInGroup{Group: g.id, Name: g.name}
 	if i, ok := g.offsets.find(uint64(o)); ok {
-		e := &g.entries[i]
+		e, t := &g.entries[i], g.time(now)
 		res.Attempts = e.attempts
-		switch e.at {
+		switch g.standing(i, t) {
 		case inFlight:
 			res.State = "in-flight"
-			res.Detail = fmt.Sprintf("held by %s, for %d ms more", g.members[e.member].name, max(e.until-now, 0))
+			res.Detail = fmt.Sprintf("held by %s, for %d ms more", g.members[e.member].name, max(e.until-t, 0))
 		case failed:
-			res.State, res.Detail = "backing-off", fmt.Sprintf("next attempt in %d ms at the earliest", max(e.until-now, 0))
+			res.State, res.Detail = "backing-off", fmt.Sprintf("next attempt in %d ms at the earliest", max(e.until-t, 0))
 		case ready:
 			res.State = "ready"
 		case parked:

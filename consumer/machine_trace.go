@@ -84,7 +84,9 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 		return &ErrCommand{Why: r.bad}
 	}
 	g := t.group(h.group)
-	g.clock = max(g.clock, h.now)
+	if h.kind != cmdCreate || g.clock == 0 {
+		g.clock = max(g.clock, h.now)
+	}
 	switch h.kind {
 	case cmdCreate:
 		r.string()
@@ -124,6 +126,14 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 			r.uvarint()
 			if o == t.offset && g.out && g.clock >= g.until {
 				t.failed(at, h, g, "lapsed", fmt.Sprintf("no answer within %d ms", g.until-g.handed), 0, false)
+			}
+		}
+	case cmdLeap:
+		d := r.time() - g.clock
+		if r.bad == "" && d > 0 {
+			g.clock += d
+			if g.out {
+				g.handed, g.until = g.handed+d, g.until+d
 			}
 		}
 	case cmdReplay, cmdDiscard:

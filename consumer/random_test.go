@@ -15,6 +15,7 @@ func drawPolicy(t *rapid.T) Policy {
 	p.Mode = rapid.SampledFrom([]Mode{ByKey, ByKey, ByKey, ByPartition, NoOrder}).Draw(t, "mode")
 	p.AckDeadline, p.MaxHold = 1000, 3000
 	p.Backoff = rapid.SampledFrom([]partition.Millis{0, 100, 1000}).Draw(t, "backoff")
+	p.BackoffMax = 1500 // shorter than what a new leader takes for time that passed
 	p.MaxAttempts = rapid.Uint32Range(0, 3).Draw(t, "attempts")
 	p.OnExhaustion = rapid.SampledFrom([]Exhaustion{Skip, Park}).Draw(t, "exhaustion")
 	p.MaxInFlightMember = rapid.SampledFrom([]uint32{1, 3, 1000}).Draw(t, "member")
@@ -132,6 +133,13 @@ func TestRestartAnywhere(t *testing.T) {
 			do := drawStep(t, &changed)
 			do(plain, p, &gotP)
 			do(killed, k, &gotK)
+			for _, s := range []*Shell{p, k} {
+				// A new leader gives what is timed the time since the last command
+				// again, so there is one.
+				if _, err := s.propose(context.Background(), 1, encodeSettle(s.stamp(context.Background(), 1, 1), 1, nil)); err != nil {
+					t.Fatal(err)
+				}
+			}
 			part := killed.parts[1]
 			if err := sound(part.app, partition.Offset(len(part.msgs)), changed); err != nil {
 				t.Fatalf("%v\n%s", err, part.app.Dump())

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/strandmq/strandmq/partition"
@@ -22,9 +23,11 @@ type replicas interface {
 type Shell struct {
 	host replicas
 	seal sealer
-	// Now tells the time that commands carry. Default: the wall clock; a group's
-	// clock only moves forward whatever it says. Set before use.
+	// Now tells the time as this node's hosts know it. Default: the wall clock; a
+	// group's clock only moves forward whatever it says. Set before use.
 	Now func() partition.Millis
+
+	clocks sync.Map // groupIn → *sharedClock
 }
 
 // NewShell makes a shell over a host whose partitions' apps are of NewApp. The
@@ -88,20 +91,20 @@ func (s *Shell) SetPolicy(ctx context.Context, pid partition.PartitionID, id Gro
 	if err := p.Validate(); err != nil {
 		return err
 	}
-	_, err := s.propose(ctx, pid, encodePolicy(s.Now(), id, p))
+	_, err := s.propose(ctx, pid, encodePolicy(s.stamp(ctx, pid, id), id, p))
 	return err
 }
 
 // SetPaused stops or resumes a group's hand-outs.
 func (s *Shell) SetPaused(ctx context.Context, pid partition.PartitionID, id GroupID, paused bool) error {
-	_, err := s.propose(ctx, pid, encodePause(s.Now(), id, paused))
+	_, err := s.propose(ctx, pid, encodePause(s.stamp(ctx, pid, id), id, paused))
 	return err
 }
 
 // DeleteGroup forgets a group with its dead letters. Deleting one that is not
 // there is success.
 func (s *Shell) DeleteGroup(ctx context.Context, pid partition.PartitionID, id GroupID) error {
-	_, err := s.propose(ctx, pid, encodeDelete(s.Now(), id))
+	_, err := s.propose(ctx, pid, encodeDelete(s.stamp(ctx, pid, id), id))
 	return err
 }
 
@@ -110,7 +113,7 @@ func (s *Shell) DeleteGroup(ctx context.Context, pid partition.PartitionID, id G
 // they are. Deliveries that are out become
 // stale. It returns the floor before.
 func (s *Shell) Reset(ctx context.Context, pid partition.PartitionID, id GroupID, to partition.Offset) (partition.Offset, error) {
-	res, err := s.propose(ctx, pid, encodeReset(s.Now(), id, to))
+	res, err := s.propose(ctx, pid, encodeReset(s.stamp(ctx, pid, id), id, to))
 	from, _ := res.(partition.Offset)
 	return from, err
 }
@@ -118,13 +121,13 @@ func (s *Shell) Reset(ctx context.Context, pid partition.PartitionID, id GroupID
 // EndSession tells that a member opened a new session, or was lost: what its
 // sessions below a number hold failed, charged, and lapses at once.
 func (s *Shell) EndSession(ctx context.Context, pid partition.PartitionID, gid GroupID, member string, before uint64) error {
-	_, err := s.propose(ctx, pid, encodeSessions(cmdSessions, s.Now(), gid, member, before))
+	_, err := s.propose(ctx, pid, encodeSessions(cmdSessions, s.stamp(ctx, pid, gid), gid, member, before))
 	return err
 }
 
 // LeaveSession tells that a member left: what this session, and any earlier
 // one, holds is given back, not charged.
 func (s *Shell) LeaveSession(ctx context.Context, pid partition.PartitionID, gid GroupID, member string, session uint64) error {
-	_, err := s.propose(ctx, pid, encodeSessions(cmdLeave, s.Now(), gid, member, session+1))
+	_, err := s.propose(ctx, pid, encodeSessions(cmdLeave, s.stamp(ctx, pid, gid), gid, member, session+1))
 	return err
 }

@@ -176,7 +176,7 @@ func (s *Shell) Discard(ctx context.Context, pid partition.PartitionID, gid Grou
 }
 
 func (s *Shell) deadCommand(ctx context.Context, pid partition.PartitionID, gid GroupID, kind command, os []partition.Offset) (deadResult, error) {
-	res, err := s.propose(ctx, pid, encodeOffsets(kind, s.Now(), gid, os))
+	res, err := s.propose(ctx, pid, encodeOffsets(kind, s.stamp(ctx, pid, gid), gid, os))
 	if err != nil {
 		return deadResult{}, err
 	}

@@ -63,7 +63,7 @@ func (s *Shell) settlePart(ctx context.Context, pid partition.PartitionID, gid G
 	for i, at := range part {
 		some[i] = all[at]
 	}
-	got, err := s.propose(ctx, pid, encodeSettle(s.Now(), gid, some))
+	got, err := s.propose(ctx, pid, encodeSettle(s.stamp(ctx, pid, gid), gid, some))
 	results, ok := got.([]SettleResult)
 	var gone *partition.ErrUnknownPartition
 	switch {

@@ -68,8 +68,8 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 		return
 	}
 	free := from == "drive"
-	if g.clock < tw.clock || g.clock > max(tw.clock, w.now, w.latest()) {
-		w.fail("%v: the group's clock went from %d to %d, and it is %d", tg.id, tw.clock, g.clock, w.now)
+	if g.clock < tw.clock || g.clock > twinStart+w.passed {
+		w.fail("%v: the group's clock went from %d to %d, and it is %d", tg.id, tw.clock, g.clock, twinStart+w.passed)
 	}
 	tw.clock = g.clock
 	end := partition.Offset(len(w.msgs))
@@ -109,15 +109,6 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 	if w.fault == nil && (g.handedOut != tw.handed || g.retried != tw.failed) {
 		w.fail("%v: handed out %d and retried %d; the twin has %d and %d", tg.id, g.handedOut, g.retried, tw.handed, tw.failed)
 	}
-}
-
-// latest is the newest clock that a command carried.
-func (w *twinWorld) latest() partition.Millis {
-	var t partition.Millis
-	for _, e := range w.log {
-		t = max(t, e.now)
-	}
-	return t
 }
 
 // takeOver follows the machine where it was free, and judges each step.
@@ -320,7 +311,8 @@ func (w *twinWorld) judgeCall(c *twinCall) {
 			w.fail("%s: hand-out %d of %d had ended (%s) when it was given", name, o.num, m.off, o.ended)
 		case o.member != c.req.Member || o.session != c.req.Session:
 			w.fail("%s: hand-out %d of %d is %s/%d's", name, o.num, m.off, o.member, o.session)
-		case d.Attempt != o.attempt || d.Token.Ordinal != o.ordinal || d.Token.Epoch != o.epoch || d.Deadline != o.deadline && o.moved < c.step ||
+		case d.Attempt != o.attempt || d.Token.Ordinal != o.ordinal || d.Token.Epoch != o.epoch ||
+			(d.Deadline > o.deadline || d.Deadline < o.deadline-w.back) && o.moved < c.step ||
 			d.FirstSeen != o.first || d.Replayed != o.replayed || d.Fence != o.num:
 			w.fail("%s: delivery %+v is of %+v", name, d, *o)
 		case d.Token.Partition != twinPart || d.Token.Group != tg.id || !w.shell.seal.made(d.Token):
@@ -399,10 +391,12 @@ func (w *twinWorld) judgeRest() {
 		}
 		tw := tg.tw
 		clock := tw.clock
-		tw.clock = w.now // only to judge: the group's clock moves by commands
+		now := w.time(tg)
+		tw.clock = now // only to judge: the group's clock moves by commands
+		ahead := now - w.now
 		var waiters []twinWaiter
 		for _, c := range w.calls {
-			if c.g == tg && !c.done {
+			if c.g == tg && !w.isDone(c) {
 				waiters = append(waiters, twinWaiter{member: c.req.Member, session: c.req.Session, shares: c.req.Shares[0], limit: c.req.Max})
 			}
 		}
@@ -412,15 +406,16 @@ func (w *twinWorld) judgeRest() {
 		for _, m := range tw.msgs {
 			o := m.current()
 			if o != nil {
-				if o.deadline <= w.now {
-					w.fail("stuck: %v: %d did not lapse: its deadline was %d, it is %d", tg.id, m.off, o.deadline, w.now)
+				if o.deadline <= now {
+					w.fail("stuck: %v: %d did not lapse: its deadline was %d, it is %d", tg.id, m.off, o.deadline, now)
 				}
-				if w.wake == 0 || w.wake > o.deadline {
-					w.fail("stuck: %v: %d lapses at %d, and the next turn is asked for at %d", tg.id, m.off, o.deadline, w.wake)
+				if w.wake == 0 || w.wake > o.deadline-ahead {
+					w.fail("stuck: %v: %d lapses at %d, and the next turn is asked for at %d", tg.id, m.off, o.deadline-ahead, w.wake)
 				}
+				w.judgeFrozen(tg, m, o)
 			}
 			for _, c := range w.calls {
-				if c.g != tg || c.done {
+				if c.g != tg || w.isDone(c) {
 					continue
 				}
 				if o != nil && o.num <= c.begun && o.member == c.req.Member && o.session == c.req.Session &&
@@ -428,20 +423,34 @@ func (w *twinWorld) judgeRest() {
 					w.fail("P8: %v: receive %d of %s waits, and the session holds %d", tg.id, c.n, c.req.Member, m.off)
 				}
 			}
-			if m.phase == tBackoff && m.notBefore > w.now && (w.wake == 0 || w.wake > m.notBefore) {
+			if m.phase == tBackoff && m.notBefore > now && (w.wake == 0 || w.wake > m.notBefore-ahead) {
 				// Would anybody get it then?
-				now := tw.clock
 				tw.clock = m.notBefore
 				for _, r := range waiters {
 					_, dead, _, _ := tw.holders(m)
 					if dead == nil && tw.shareHas(r.shares, m) && tw.mayHandOut(m, r.member, r.session) == nil {
-						w.fail("stuck: %v: %d can go out to %s at %d, and the next turn is asked for at %d", tg.id, m.off, r.member, m.notBefore, w.wake)
+						w.fail("stuck: %v: %d can go out to %s at %d, and the next turn is asked for at %d", tg.id, m.off, r.member, m.notBefore-ahead, w.wake)
 					}
 				}
 				tw.clock = now
 			}
 		}
 		tw.clock = clock
+	}
+}
+
+// judgeFrozen holds a delivery that is out against the time that truly passed
+// while there was a leader: whatever clocks say, it lapses. A clock that is ahead
+// makes it last a ninth longer, and a change of leader gives it once more the time
+// since the group's last command.
+func (w *twinWorld) judgeFrozen(tg *twinGroup, m *twinMsg, o *twinOut) {
+	if o.seen != o.deadline-o.at {
+		// New, or extended: what it is given counts from here.
+		o.seen, o.led, o.changes = o.deadline-o.at, w.led, w.changes
+	}
+	most := (o.seen*slower/(slower-1) + 2) * partition.Millis(1+w.changes-o.changes)
+	if w.led-o.led > most {
+		w.fail("I26: %v: %d is out for %d ms while there was a leader, and was given %d", tg.id, m.off, w.led-o.led, o.seen)
 	}
 }
 
@@ -467,7 +476,7 @@ func (w *twinWorld) judgeCounts(tg *twinGroup) {
 			if s.Group != tg.id {
 				continue
 			}
-			may := tw.states(m, w.now)
+			may := tw.states(m, w.time(tg))
 			if !slices.Contains(may, s.State) {
 				w.fail("%v: %d is %q by MessageState, the twin says %q (scanned %d)", tg.id, m.off, s.State, may, tw.scanned)
 				return

@@ -76,12 +76,15 @@ type twinOut struct {
 	deadline partition.Millis
 	first    partition.Millis // when the message was first handed out
 	replayed bool
-	ended    string // ack, nack, reject, lapse, session-lost, release, reset
-	over     int    // the step in which it ended
-	moved    int    // the step in which it was extended
-	killed   bool   // its end made the message a dead letter
-	given    bool   // a call was answered with it
-	request  uint64 // tag of the request it answered, as the machine says
+	ended    string           // ack, nack, reject, lapse, session-lost, release, reset
+	seen     partition.Millis // judgeFrozen: the time that it had when last looked at,
+	led      partition.Millis // when that was
+	changes  int              // and how many leaders there had been
+	over     int              // the step in which it ended
+	moved    int              // the step in which it was extended
+	killed   bool             // its end made the message a dead letter
+	given    bool             // a call was answered with it
+	request  uint64           // tag of the request it answered, as the machine says
 }
 
 func newTwin(spec GroupSpec, end partition.Offset, now partition.Millis) *twin {
@@ -93,6 +96,24 @@ func newTwin(spec GroupSpec, end partition.Offset, now partition.Millis) *twin {
 }
 
 func (w *twin) tick(now partition.Millis) { w.clock = max(w.clock, now) }
+
+// leap moves the clock, and all that is timed with it.
+func (w *twin) leap(now, to partition.Millis) {
+	w.tick(now)
+	d := to - w.clock
+	if d <= 0 {
+		return
+	}
+	for _, m := range w.msgs {
+		if o := m.current(); o != nil {
+			o.at, o.deadline, o.moved = o.at+d, o.deadline+d, w.step
+		}
+		if m.phase == tBackoff && m.notBefore > w.clock {
+			m.notBefore += d
+		}
+	}
+	w.clock = to
+}
 
 func (w *twin) publish(key uint64, name string, size int) {
 	w.msgs = append(w.msgs, &twinMsg{off: partition.Offset(len(w.msgs)), key: key, name: name, size: size})
@@ -484,13 +505,12 @@ func (w *twin) discard(s Selector) (n int) {
 }
 
 // states is how a message may be named at the twin's clock. It is one name,
-// save where the texts leave open which of two reasons is told, or whether a
-// wait ends by the group's clock or by the present one.
+// save where the texts leave open which of two reasons is told. What backed off
+// stands where it would without by the present time, whatever the log's is.
 func (w *twin) states(m *twinMsg, now partition.Millis) []string {
-	names := w.statesAt(m)
 	clock := w.clock
 	w.tick(now)
-	names = append(names, w.statesAt(m)...)
+	names := w.statesAt(m)
 	w.clock = clock
 	return names
 }
@@ -514,12 +534,8 @@ func (w *twin) statesAt(m *twinMsg) []string {
 	}
 	unsettled, dead, out, sure := w.holders(m)
 	var names []string
-	if m.phase == tBackoff {
-		// After the wait it is still called so until it goes out again.
-		names = append(names, "backing-off")
-		if m.notBefore > w.clock && unsettled == nil && dead == nil && out == nil {
-			return names
-		}
+	if m.phase == tBackoff && m.notBefore > w.clock {
+		return []string{"backing-off"}
 	}
 	if dead != nil {
 		names = append(names, "parked")

@@ -30,7 +30,11 @@ type twinWorld struct {
 	mirror *twinRows
 	shell  *Shell
 
-	now     partition.Millis
+	now     partition.Millis // by the leader's clock, which may go back
+	passed  partition.Millis // in truth, since the beginning
+	led     partition.Millis // of that, while somebody led
+	changes int              // of the leader
+	back    partition.Millis // how far the clock went back in all
 	index   partition.Index
 	start   partition.Offset
 	msgs    []partition.Message
@@ -98,7 +102,10 @@ type twinCall struct {
 	dropped bool // cancelled, or its leader went
 }
 
-const twinPart partition.PartitionID = 7
+const (
+	twinPart  partition.PartitionID = 7
+	twinStart partition.Millis      = 1_000_000
+)
 
 // Rows in memory.
 
@@ -282,6 +289,7 @@ func (w *twinWorld) apply(e twinEntry) any {
 	w.index++
 	e.at = w.position()
 	w.log = append(w.log, e)
+	w.foresee(e.cmd)
 	res, err := w.app.Apply(e.at, e.cmd)
 	if err != nil {
 		w.fail("apply of a command from %s: %v", e.from, err)
@@ -293,6 +301,22 @@ func (w *twinWorld) apply(e twinEntry) any {
 		w.observe(e.from)
 	}
 	return res
+}
+
+// foresee tells the twin of a leap of its group's clock, which is decided by the
+// command alone.
+func (w *twinWorld) foresee(cmd []byte) {
+	r := reader{b: cmd}
+	h := r.header()
+	if h.kind != cmdLeap {
+		return
+	}
+	to := r.time()
+	for _, g := range w.groups {
+		if g.id == h.group && !g.gone {
+			g.tw.leap(h.now, to)
+		}
+	}
 }
 
 func (w *twinWorld) applyNext() {
@@ -357,7 +381,7 @@ func (w *twinWorld) drain() {
 		}
 	}
 	for _, c := range w.calls {
-		if c.req.Wait == 0 && !c.done {
+		if c.req.Wait == 0 && !w.isDone(c) {
 			w.fail("stuck: %v: receive %d of %s asked for an answer at once and has none", c.g.id, c.n, c.req.Member)
 		}
 	}
@@ -399,17 +423,25 @@ func (w *twinWorld) restart() {
 func (w *twinWorld) lead(on bool) {
 	if on != w.leading {
 		for _, c := range w.calls {
-			c.dropped = c.dropped || !on && !c.done
+			c.dropped = c.dropped || !on && !w.isDone(c)
 		}
 		w.leading = on
+		w.changes++
 		w.app.Lead(on)
 	}
+}
+
+// isDone tells whether a call returned, as its goroutine says.
+func (w *twinWorld) isDone(c *twinCall) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return c.done
 }
 
 // dropCalls ends all waiting calls: their clients see an error and ask again.
 func (w *twinWorld) dropCalls() {
 	for _, c := range w.calls {
-		if !c.done {
+		if !w.isDone(c) {
 			c.dropped = true
 			c.cancel()
 		}
@@ -451,7 +483,7 @@ func firstDifference(a, b string) string {
 }
 
 func newTwinWorld() *twinWorld {
-	w := &twinWorld{rows: newTwinRows(), mirror: newTwinRows(), now: 1_000_000, keys: 5}
+	w := &twinWorld{rows: newTwinRows(), mirror: newTwinRows(), now: twinStart, keys: 5}
 	w.app, _ = NewApp(twinPart, w.rows)
 	w.second, _ = NewApp(twinPart, w.mirror)
 	w.shell = newShell(w, 99)
@@ -473,11 +505,32 @@ func inBubble(t *testing.T, run func() error) (err error) {
 	return err
 }
 
-// advance moves both clocks forward.
+// advance moves both clocks forward. The leader has its turns meanwhile, as
+// often as it asks for them while anything is timed; what it proposes is on its
+// way.
 func (w *twinWorld) advance(d partition.Millis) {
-	w.now += d
-	time.Sleep(time.Duration(d) * time.Millisecond) // bubble time: wakes what waits for it
-	w.settleDown()
+	for {
+		step := min(d, pulse)
+		w.now += step
+		w.passed += step
+		if w.leading {
+			w.led += step
+		}
+		time.Sleep(time.Duration(step) * time.Millisecond) // bubble time: wakes what waits for it
+		w.settleDown()
+		if d -= step; d <= 0 {
+			return
+		}
+		w.drive()
+	}
+}
+
+// time is the group's present time, as the machine has it.
+func (w *twinWorld) time(g *twinGroup) partition.Millis {
+	if a := w.app.group(g.id); a != nil {
+		return a.time(w.now)
+	}
+	return w.now
 }
 
 func (w *twinWorld) publish(key int, size int) {

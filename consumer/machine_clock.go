@@ -1,0 +1,147 @@
+package consumer
+
+import "github.com/strandmq/strandmq/partition"
+
+// The group's clock is in the log and only moves forward. Deadlines and backoffs
+// are times of it. Its leader moves it as fast as time passes there, wherever
+// its own clock stands: what is timed when a leader begins goes on from where
+// the log left it. The two clocks come together by three rules:
+//
+//   - Nothing is timed: the group's clock is the leader's, unless it is ahead;
+//     then it stands and waits.
+//   - The group's clock is ahead (an earlier leader's was fast, or this one's was
+//     set back): it runs at nine tenths of the speed until they meet.
+//   - It is behind (the leader's clock is fast or was set forward, its node
+//     slept, there was no leader): up to maxTurn are counted, and for the rest
+//     the leader proposes a leap. A leap moves the clock, and with it all that is
+//     timed: whatever is out or backs off keeps the time that it had left.
+//
+// So a clock that is wrong by hours costs what is timed two seconds, once, or
+// makes it last a ninth longer; and a change of leader can give it again the
+// time that passed since the group's last command, and no more.
+const (
+	// maxTurn is the most that one turn counts while anything is timed.
+	maxTurn partition.Millis = 2_000
+	// pulse is how often the leader has a turn while anything is timed, so that
+	// what passed without one is no time but a step of its clock.
+	pulse partition.Millis = 1_000
+	// A clock that is ahead loses one part in so many.
+	slower = 10
+	// maxTime keeps sums of times from wrapping around.
+	maxTime partition.Millis = 1 << 60
+)
+
+// pace is how a leader keeps the group's time.
+type pace struct {
+	time   partition.Millis // of the group, at the last turn
+	turn   partition.Millis // of the leader's own clock, at the last turn
+	begun  bool             // there was a turn
+	lost   partition.Millis // less than slower: so many parts of a millisecond are to be lost
+	leapAt partition.Millis // when a leap was proposed that was not applied yet; 0: none
+}
+
+// timed tells whether there is anything whose time a step of the clock could
+// cut short or draw out.
+func (h *hand) timed() bool {
+	return len(h.timers.items) > 0 && h.g.count[inFlight]+h.g.count[failed] > 0
+}
+
+// keepTime takes a turn of the leader's clock and tells the group's time.
+func (h *hand) keepTime(now partition.Millis) partition.Millis {
+	p := &h.pace
+	p.time = max(p.time, h.g.clock)
+	if !h.timed() {
+		*p = pace{time: max(h.g.clock, now), turn: now, begun: true}
+		h.g.shared.set(0, maxTime)
+		return p.time
+	}
+	if d := min(now-p.turn, maxTurn); p.begun && d > 0 {
+		if p.time > p.turn {
+			p.lost += d
+			d -= p.lost / slower
+			p.lost %= slower
+		}
+		p.time += d
+	}
+	p.turn, p.begun = now, true
+	if p.time < now && now-p.time <= maxTurn {
+		p.time = now
+	}
+	h.g.shared.set(p.time-now, p.time+maxTurn)
+	return p.time
+}
+
+// ahead is how far the group's time is ahead of the leader's own clock.
+func (h *hand) ahead() partition.Millis {
+	if !h.pace.begun || !h.timed() {
+		return 0
+	}
+	return h.pace.time - h.pace.turn
+}
+
+// catchUp proposes a leap when the group's clock is too far behind.
+func (h *hand) catchUp(now partition.Millis, cmds [][]byte) [][]byte {
+	p := &h.pace
+	switch {
+	case now-p.time <= maxTurn:
+		p.leapAt = 0
+	case p.leapAt == 0 || p.time-p.leapAt >= lapsePatience:
+		p.leapAt = p.time
+		cmds = append(cmds, encodeLeap(p.time, h.g.id, now))
+	}
+	return cmds
+}
+
+// wake is when the hand wants its next turn, by the leader's own clock.
+func (h *hand) wake(now partition.Millis) partition.Millis {
+	switch {
+	case len(h.timers.items) == 0:
+		return 0
+	case !h.timed():
+		// Only timers of what is settled are left.
+		return 0
+	}
+	return now + min(max(partition.Millis(h.timers.items[0].rank)-h.pace.time, 1), pulse)
+}
+
+// leap moves the clock to a time, and all that is timed with it. It walks
+// through what is unsettled, as only a step of the leader's clock or a change of
+// leader can ask for.
+func (g *group) leap(to partition.Millis) {
+	d := to - g.clock
+	if d <= 0 {
+		return // it was made already
+	}
+	for i := range g.entries {
+		e := &g.entries[i]
+		if e.at != inFlight && (e.at != failed || e.until <= g.clock) {
+			continue
+		}
+		e.until += d
+		if e.at == inFlight {
+			e.handedAt += d // what max hold counts from
+		}
+		g.touch(int32(i))
+	}
+	g.clock = to
+	if g.hand != nil {
+		g.hand.rebuild()
+	}
+}
+
+// time is the group's present time where the caller's clock says now.
+func (g *group) time(now partition.Millis) partition.Millis {
+	if g.hand == nil {
+		return max(g.clock, now)
+	}
+	return max(g.clock, now+g.hand.ahead())
+}
+
+// shown turns a time to come of the group into one of the leader's own clock, at
+// which it has not come yet: members know no other.
+func (g *group) shown(t partition.Millis) partition.Millis {
+	if g.hand == nil {
+		return t
+	}
+	return t - max(0, g.hand.ahead())
+}
