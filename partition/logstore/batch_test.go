@@ -211,6 +211,29 @@ func TestDamagedRow(t *testing.T) {
 	}
 }
 
+// TestCacheHolds reads a row over and over, when memory tables have grown to the
+// cache's size: the engine takes them out of it, and once left nothing of it.
+func TestCacheHolds(t *testing.T) {
+	cfg := testConfig(newMem())
+	cfg.CacheBytes, cfg.MemTableBytes = 1<<20, 1<<20
+	s := mustOpen(t, cfg)
+	defer func() { _ = s.Close() }()
+	for i := range 400 {
+		commit(t, s, func(b *Batch) { _ = b.Set(IDs, 1, fmt.Appendf(nil, "%03d", i), make([]byte, 16<<10)) })
+	}
+	before := s.Metrics()
+	for range 1000 {
+		if v, err := s.Get(IDs, 1, []byte("005")); err != nil || len(v) != 16<<10 {
+			t.Fatalf("%d bytes, %v", len(v), err)
+		}
+	}
+	after := s.Metrics()
+	misses, hits := after.CacheMisses-before.CacheMisses, after.CacheHits-before.CacheHits
+	if misses > hits/2 { // compactions under way replace tables
+		t.Errorf("%d blocks were read from disk for one row, %d from memory", misses, hits)
+	}
+}
+
 // TestCommittedTailGone loses the end of a log that the hard state knows to be
 // committed; and a log that is damaged as a whole can still be replaced.
 func TestCommittedTailGone(t *testing.T) {

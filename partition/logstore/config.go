@@ -26,7 +26,8 @@ type Config struct {
 	ReadOnly bool
 
 	// CacheBytes is the memory for blocks read from tables. Default 64 MiB;
-	// at least 1 MiB.
+	// at least 1 MiB. While flushes fall behind, more than two memory tables
+	// take their room from it.
 	CacheBytes int64
 	// MemTableBytes is the memory of one table not yet on disk; up to four
 	// exist at a time, and each has a log file of about its size that a

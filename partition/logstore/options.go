@@ -21,8 +21,10 @@ func (s *Store) pebbleOptions(readOnly bool) *pebble.Options {
 		Logger:   pebbleLogger{s},
 		// The zero value would mean the oldest format, and value separation
 		// would then be off without a word.
-		FormatMajorVersion:          pebble.FormatValueSeparation,
-		CacheSize:                   s.cfg.CacheBytes,
+		FormatMajorVersion: pebble.FormatValueSeparation,
+		// Pebble takes the memory tables out of the cache's size: of a cache as
+		// small as them nothing is left. One is in use, one is kept for the next.
+		CacheSize:                   s.cfg.CacheBytes + 2*s.cfg.MemTableBytes,
 		MemTableSize:                uint64(s.cfg.MemTableBytes),
 		MemTableStopWritesThreshold: 4,
 		CompactionConcurrencyRange:  func() (int, int) { return 1, 2 },
