@@ -221,16 +221,23 @@ func TestCacheHolds(t *testing.T) {
 	for i := range 400 {
 		commit(t, s, func(b *Batch) { _ = b.Set(IDs, 1, fmt.Appendf(nil, "%03d", i), make([]byte, 16<<10)) })
 	}
-	before := s.Metrics()
-	for range 1000 {
-		if v, err := s.Get(IDs, 1, []byte("005")); err != nil || len(v) != 16<<10 {
-			t.Fatalf("%d bytes, %v", len(v), err)
+	// Compactions under way replace tables, and with them what the cache holds:
+	// it counts once they are done.
+	for try := 1; ; try++ {
+		before := s.Metrics()
+		for range 1000 {
+			if v, err := s.Get(IDs, 1, []byte("005")); err != nil || len(v) != 16<<10 {
+				t.Fatalf("%d bytes, %v", len(v), err)
+			}
 		}
-	}
-	after := s.Metrics()
-	misses, hits := after.CacheMisses-before.CacheMisses, after.CacheHits-before.CacheHits
-	if misses > hits/2 { // compactions under way replace tables
-		t.Errorf("%d blocks were read from disk for one row, %d from memory", misses, hits)
+		after := s.Metrics()
+		misses, hits := after.CacheMisses-before.CacheMisses, after.CacheHits-before.CacheHits
+		if misses < hits/10 {
+			return
+		}
+		if try == 100 {
+			t.Fatalf("%d blocks were read from disk for one row, %d from memory", misses, hits)
+		}
 	}
 }
 
