@@ -14,9 +14,8 @@ type Kind string
 
 // The kinds of things that the map holds.
 const (
-	KindTopic  Kind = "topic"
-	KindGroup  Kind = "group"
-	KindMember Kind = "member"
+	KindTopic Kind = "topic"
+	KindGroup Kind = "group"
 )
 
 // ErrNotFound is a name or id that stands for nothing.
@@ -28,14 +27,8 @@ type ErrNotFound struct {
 
 // Error says what is missing and how to see what there is.
 func (e *ErrNotFound) Error() string {
-	switch e.Kind {
-	case KindGroup:
-		if e.Topic != "" {
-			return fmt.Sprintf("topic %s has no group %s; list its groups to see what there is, or create it", plain.Quote(e.Topic), plain.Quote(e.Name))
-		}
-	case KindMember:
-		return fmt.Sprintf("there is no member %s with a session; join first", plain.Quote(e.Name))
-	case KindTopic:
+	if e.Kind == KindGroup && e.Topic != "" {
+		return fmt.Sprintf("topic %s has no group %s; list its groups to see what there is, or create it", plain.Quote(e.Topic), plain.Quote(e.Name))
 	}
 	return fmt.Sprintf("there is no %s %s; list them to see what there is, or create it", e.Kind, plain.Quote(e.Name))
 }
@@ -111,7 +104,7 @@ func (e *ErrSessionEnded) Error() string {
 	if e.Now != 0 {
 		return fmt.Sprintf("session %d of member %s has ended, since the member joined again; if that was another process, give each a member name of its own", e.Session, plain.Quote(e.Member))
 	}
-	return fmt.Sprintf("session %d of member %s has ended: it left or was not heard of in time; join again", e.Session, plain.Quote(e.Member))
+	return fmt.Sprintf("member %s has no session %d: it left, was not heard of in time, or never joined; join again", plain.Quote(e.Member), e.Session)
 }
 
 // ErrConflict is a change that others kept overtaking.

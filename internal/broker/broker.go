@@ -222,7 +222,12 @@ func (b *Broker) Close() error {
 			errs = append(errs, b.store.Close())
 		}
 		b.closeErr = errors.Join(errs...)
-		b.log.Info("broker stopped", "took", time.Since(start).Round(time.Millisecond), "err", b.closeErr)
+		switch {
+		case b.closeErr != nil:
+			b.log.Error("the broker stopped and not all could be closed", "took", time.Since(start).Round(time.Millisecond), "err", b.closeErr)
+		case b.started.Load():
+			b.log.Info("broker stopped", "took", time.Since(start).Round(time.Millisecond))
+		}
 	})
 	return b.closeErr
 }

@@ -24,23 +24,29 @@ func leaveFailure(m proto.Message, err error) {
 	m.ProtoReflect().SetUnknown(protowire.AppendString(b, err.Error()))
 }
 
-// decodeFailure is what leaveFailure left.
-func decodeFailure(m any) *refusal {
-	msg, ok := m.(proto.Message)
-	if !ok {
-		return nil
-	}
-	for b := msg.ProtoReflect().GetUnknown(); len(b) > 0; {
+// failureOf is what leaveFailure left, empty for nothing.
+func failureOf(m proto.Message) string {
+	for b := m.ProtoReflect().GetUnknown(); len(b) > 0; {
 		num, _, n := protowire.ConsumeField(b)
 		if n < 0 {
-			return nil
+			return ""
 		}
 		if num == failureField {
 			_, _, t := protowire.ConsumeTag(b)
 			text, _ := protowire.ConsumeString(b[t:])
-			return refuse("BAD_REQUEST", "", "the request cannot be decoded: %s", valid(text))
+			return valid(text)
 		}
 		b = b[n:]
+	}
+	return ""
+}
+
+// decodeFailure is why a request did not decode, nil if it did.
+func decodeFailure(m any) *refusal {
+	if msg, ok := m.(proto.Message); ok {
+		if why := failureOf(msg); why != "" {
+			return refuse("BAD_REQUEST", "", "the request cannot be decoded: %s", why)
+		}
 	}
 	return nil
 }
@@ -74,14 +80,7 @@ func (jsonCodec) Unmarshal(b []byte, m any) error {
 	if !ok {
 		return errNotProto
 	}
-	err := checkJSONRequest(b)
-	if err == nil && len(b) == 0 {
-		err = errors.New("the body is empty: send at least {}")
-	}
-	if err == nil {
-		err = protojson.UnmarshalOptions{RecursionLimit: 4 * maxJSONDepth}.Unmarshal(b, msg)
-	}
-	if err != nil {
+	if err := decodeJSON(b, msg); err != nil {
 		leaveFailure(msg, plainText(err))
 	}
 	return nil

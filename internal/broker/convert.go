@@ -17,6 +17,9 @@ import (
 // readable form can get wrong. The record aliases the message.
 func toRecord(m *strandmqv1.Message) (record.Record, *refusal) {
 	r := record.Record{ID: m.GetId()}
+	if why := failureOf(m); why != "" {
+		return r, refuse("BAD_BODY", "json", "%s", why)
+	}
 	switch k := m.GetKeyKind().(type) {
 	case *strandmqv1.Message_Key:
 		r.HasKey, r.Key = true, []byte(k.Key)

@@ -161,13 +161,6 @@ func (a deadAPI) DiscardDeadLetters(ctx context.Context, req *strandmqv1.Discard
 	return &strandmqv1.DiscardDeadLettersResponse{Discarded: discarded.Load()}, nil
 }
 
-// A place is where a message is stored.
-type place struct {
-	number int
-	id     partition.PartitionID
-	offset partition.Offset
-}
-
 func deadLetterProto(t *topic, g *coordinator.Group, d consumer.DeadLetter, format strandmqv1.BodyFormat, history bool) *strandmqv1.DeadLetter {
 	out := &strandmqv1.DeadLetter{
 		Message: fromRecord(d.Message.Record, int64(d.Message.PublishTime), format),

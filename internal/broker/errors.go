@@ -63,11 +63,10 @@ var table = []row{
 	{"SEQUENCE_GAP", "failed_precondition", "A producer's sequence skipped numbers.", "Send the missing messages first; the message says which number is expected."},
 	{"STALE_DELIVERY", "failed_precondition", "The token is not that of the message's current delivery: it lapsed, was settled otherwise, or the group was reset.", "Drop the work. Nothing was changed; the message is someone else's, or settled."},
 	{"HELD_TOO_LONG", "failed_precondition", "A delivery cannot be extended beyond the policy's max_hold.", "Settle it, or raise max_hold_ms."},
-	{"SESSION_ENDED", "failed_precondition", "The session timed out, was left, or a newer one of the same member took its place.", "Join again, or leave session empty."},
+	{"SESSION_ENDED", "failed_precondition", "The member has no such session: it timed out, was left, never was, or a newer one of the same member took its place.", "Join again, or leave session empty."},
 	{"REPLAYING", "failed_precondition", "The dead letter was replayed and waits for its turn, or is with a member, so it cannot be discarded.", "Settle that delivery when it comes; a reject makes it a dead letter again."},
 	{"REPLAY_LIMIT", "failed_precondition", "As many replayed messages wait in a partition as the group's max_deferred lets.", "Repeat the request when some were handled; what was counted stands."},
 	{"OFFSET_EXPIRED", "out_of_range", "The offset is no longer kept.", "Use a position from start_offset on."},
-	{"UNKNOWN_MEMBER", "not_found", "The group has no such member with a session.", "Join first."},
 	{"LIMIT_REACHED", "resource_exhausted", "A limit on the number of topics, partitions, groups or members is reached.", "Delete what is not needed, or raise the limit."},
 	{"CANCELED", "canceled", "The caller gave up.", "Nothing."},
 	{"DEADLINE", "deadline_exceeded", "The caller's time ran out before the answer. What was asked may still happen.", "Ask again; publish with ids and settle calls are safe to repeat."},
@@ -75,7 +74,7 @@ var table = []row{
 	// The web's: what keeps other sites' pages out of a broker on loopback.
 	{"HOST_NOT_ALLOWED", "permission_denied", "The Host header is not one that this broker answers to.", "Use localhost or 127.0.0.1, or start with --allowed-host."},
 	{"CROSS_ORIGIN", "permission_denied", "The request comes from a web page of another origin.", "Call from the same origin, or from a program."},
-	{"BAD_CONTENT_TYPE", "invalid_argument", "The content type is not one that an API call can have.", "Send content-type: application/json (or proto, gRPC, gRPC-Web)."},
+	{"BAD_CONTENT_TYPE", "invalid_argument", "The content type or encoding is not one that an API call can have.", "Send content-type: application/json (or proto, gRPC, gRPC-Web), in UTF-8, plain or with gzip."},
 	{"BAD_METHOD", "unimplemented", "The call must be a POST.", "Use POST."},
 
 	// The world's: trying again after retry_after_ms may help.
@@ -91,7 +90,7 @@ var table = []row{
 
 	// Ours: the node says what is wrong and stops what it cannot trust.
 	{"PARTITION_DAMAGED", "data_loss", "Stored data of the partition failed its checksum; it is not served.", "Restore the data folder from a copy; the message says what is damaged, and the other partitions go on."},
-	{"STORE_FAILED", "unavailable", "The disk refused a write, so the node stopped writing.", "Free or replace the disk and restart the broker; everything acknowledged is on it."},
+	{"STORE_FAILED", "unavailable", "The disk refused a write, so the node stopped writing, and the broker ends. Calls that were on their way get OUTCOME_UNKNOWN.", "Free or replace the disk and start the broker again; everything acknowledged is on it."},
 	{"INTERNAL", "internal", "A fault of the broker.", "The broker's log has the details under the same reference."},
 }
 

@@ -53,9 +53,10 @@ With curl the Problem stands, readable, under ` + "`details[0].debug`" + `:
  "details":[{"type":"strandmq.v1.Problem","value":"...","debug":{"reason":"UNKNOWN_TOPIC","message":"...","field":"topic"}}]}
 ` + "```" + `
 
-Two errors come from the protocol before a reason can be attached: ` + "`deadline_exceeded`" + ` for a timeout that
-passed before the request arrived, and ` + "`resource_exhausted`" + ` for a compressed or gRPC message that is larger
-than the server reads.
+Some errors come from the protocol before a reason can be attached: ` + "`deadline_exceeded`" + ` for a timeout that
+passed before the request arrived, ` + "`resource_exhausted`" + ` for a compressed or gRPC message that is larger
+than the server reads, and in gRPC and gRPC-Web what their own headers say wrongly, such as an encoding that
+is not known here.
 
 | reason | code | when | what to do |
 |---|---|---|---|

@@ -76,7 +76,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cache-Control", "no-store")
 
 	if !g.hostAllowed(r.Host) {
-		g.refuse(w, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with that name allowed", plain.Quote(r.Host)))
+		g.refuse(w, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with --allowed-host", plain.Quote(r.Host)))
 		return
 	}
 	if err := g.origins.Check(r); err != nil {
@@ -88,8 +88,8 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		// Changes nothing: no method of the API takes GET.
 	case http.MethodPost:
 		if !contentTypeAllowed(r.Header.Get("Content-Type")) {
-			h.Set("Accept-Post", "application/json, application/proto, application/grpc, application/grpc-web")
-			g.refuse(w, http.StatusUnsupportedMediaType, refuse("BAD_CONTENT_TYPE", "Content-Type", "the content type %s is not one of an API call: send content-type: application/json", plain.Quote(r.Header.Get("Content-Type"))))
+			h.Set("Accept-Post", acceptPost)
+			g.refuse(w, http.StatusUnsupportedMediaType, badContentType(r.Header.Get("Content-Type")))
 			return
 		}
 	default:
@@ -99,6 +99,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 
 	rc := http.NewResponseController(w)
+	var sent *body
 	// net/http clears both deadlines before a connection's next request.
 	if r.Body != nil && r.Body != http.NoBody {
 		limit := maxBody(r.URL.Path)
@@ -113,10 +114,10 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			_ = rc.SetReadDeadline(time.Now().Add(g.bodyTime))
 			b.arrived = func() { _ = rc.SetReadDeadline(time.Time{}) }
 		}
-		r.Body = b
+		r.Body, sent = b, b
 	}
 	if !streaming(r.URL.Path) {
-		w = &answer{ResponseWriter: w, rc: rc, time: g.bodyTime}
+		w = &answer{ResponseWriter: w, rc: rc, time: g.bodyTime, to: sent}
 	}
 	g.next.ServeHTTP(w, r)
 }
@@ -185,6 +186,7 @@ type body struct {
 	want    int64 // Content-Length, -1 when unknown
 	read    int64
 	held    int64 // counted into guard.inFlight
+	over    bool  // it was cut at its limit
 	arrived func()
 }
 
@@ -203,6 +205,7 @@ func (b *body) Read(p []byte) (int, error) {
 	}
 	var over *http.MaxBytesError
 	if errors.As(err, &over) {
+		b.over = true
 		return n, wireError(tooLarge(b.limit))
 	}
 	return n, err
@@ -218,12 +221,22 @@ type answer struct {
 	http.ResponseWriter
 	rc      *http.ResponseController
 	time    time.Duration
+	to      *body // nil: the request has none
 	started bool
 }
 
 func (a *answer) Unwrap() http.ResponseWriter { return a.ResponseWriter }
 
 func (a *answer) Flush() { _ = a.rc.Flush() }
+
+// WriteHeader gives a body that proved too large on the way the same status as
+// one that said so beforehand: the RPC library's would have clients try again.
+func (a *answer) WriteHeader(status int) {
+	if status == http.StatusTooManyRequests && a.to != nil && a.to.over {
+		status = http.StatusRequestEntityTooLarge
+	}
+	a.ResponseWriter.WriteHeader(status)
+}
 
 func (a *answer) Write(p []byte) (int, error) {
 	if !a.started {

@@ -107,7 +107,7 @@ func appendString(dst []byte, s string) []byte {
 // changes, no broken surrogate, no more than maxJSONDepth levels. White space
 // and the order of names are not part of the value.
 func jsonValue(body []byte) (*structpb.Value, bool) {
-	if !utf8.Valid(body) || brokenSurrogate(body) {
+	if !utf8.Valid(body) || brokenSurrogate(body) >= 0 {
 		return nil, false
 	}
 	dec := json.NewDecoder(bytes.NewReader(body))
@@ -182,9 +182,9 @@ func readValue(dec *json.Decoder, depth int) (*structpb.Value, bool) {
 	return nil, false
 }
 
-// brokenSurrogate reports a \u escape of half a surrogate pair, which a decoder
-// replaces in silence.
-func brokenSurrogate(b []byte) bool {
+// brokenSurrogate finds a \u escape of half a surrogate pair, which a decoder
+// replaces in silence: where it begins, or -1.
+func brokenSurrogate(b []byte) int {
 	for i := 0; i+1 < len(b); i++ {
 		if b[i] != '\\' {
 			continue
@@ -195,24 +195,25 @@ func brokenSurrogate(b []byte) bool {
 		}
 		u, ok := hex4(b, i+2)
 		if !ok {
-			return false // not JSON; the decoder will say so
+			return -1 // not JSON; the decoder will say so
 		}
+		at := i
 		i += 5
 		switch {
 		case u >= 0xdc00 && u <= 0xdfff:
-			return true
+			return at
 		case u >= 0xd800 && u <= 0xdbff:
 			if i+2 >= len(b) || b[i+1] != '\\' || b[i+2] != 'u' {
-				return true
+				return at
 			}
 			low, ok := hex4(b, i+3)
 			if !ok || low < 0xdc00 || low > 0xdfff {
-				return true
+				return at
 			}
 			i += 6
 		}
 	}
-	return false
+	return -1
 }
 
 func hex4(b []byte, at int) (uint64, bool) {
@@ -257,46 +258,4 @@ func decimal(s string) (digits string, exp int, neg bool) {
 		return "", 0, neg
 	}
 	return trimmed, exp, neg
-}
-
-// checkJSONRequest looks over the text of a request before it is decoded: it
-// must not be nested too deep, and must not hold a decimal that loses digits in
-// a float64. Integers are left to the fields that they belong to: a uint64
-// takes them exactly.
-func checkJSONRequest(b []byte) error {
-	depth := 0
-	for i := 0; i < len(b); i++ {
-		switch c := b[i]; c {
-		case '"':
-			for i++; i < len(b) && b[i] != '"'; i++ {
-				if b[i] == '\\' {
-					i++
-				}
-			}
-		case '[', '{':
-			// Four levels belong to the request around a body's value.
-			if depth++; depth > maxJSONDepth+4 {
-				return fmt.Errorf("the request is nested deeper than %d levels: flatten it, or send the body as text", maxJSONDepth)
-			}
-		case ']', '}':
-			depth--
-		case '-', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9':
-			start := i
-			for i+1 < len(b) && strings.IndexByte("0123456789+-.eE", b[i+1]) >= 0 {
-				i++
-			}
-			text := b[start : i+1]
-			if len(text) <= 15 || !bytes.ContainsAny(text, ".eE") {
-				continue // too short to lose a digit, or an integer
-			}
-			f, err := strconv.ParseFloat(string(text), 64)
-			if err != nil || !survives(string(text), f) {
-				if len(text) > 40 {
-					text = text[:40]
-				}
-				return fmt.Errorf("the number %s has more digits than JSON tools keep: send it as a string, or the whole body as text", text)
-			}
-		}
-	}
-	return nil
 }

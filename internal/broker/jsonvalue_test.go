@@ -1,12 +1,18 @@
 package broker
 
 import (
+	"fmt"
+	"io"
+	"net/http"
 	"strings"
 	"testing"
 
+	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/structpb"
 	"pgregory.net/rapid"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 func TestJSONValueSurvives(t *testing.T) {
@@ -77,7 +83,7 @@ func TestJSONValueRoundTrip(t *testing.T) {
 		if err != nil {
 			return // refused: a number that JSON tools would change
 		}
-		if err := checkJSONRequest(text); err != nil {
+		if err := checkText(text); err != nil {
 			t.Fatalf("%s: %v", text, err)
 		}
 		back, ok := jsonValue(text)
@@ -91,14 +97,71 @@ func TestJSONValueRoundTrip(t *testing.T) {
 	})
 }
 
-func TestCheckJSONRequest(t *testing.T) {
-	for body, want := range map[string]bool{
-		`{"offset":18446744073709551615}`: true, `{"x":0.1}`: true, `{"x":0.12345678901234567890}`: false, `{"x":"0.12345678901234567890"}`: true,
-		`{"x":"\"[[[["}`: true, `{"x":"a\\"}`: true, strings.Repeat("[", 69): false, ``: true,
-		`{"x":1.2345678901234567890e400}`: false,
+func TestCheckText(t *testing.T) {
+	for body, want := range map[string]string{
+		`{"offset":18446744073709551615}`: "", `{"x":0.1}`: "", `{"x":"0.12345678901234567890"}`: "", `{"x":"\"[[[["}`: "", `{"x":"a\\"}`: "", ``: "",
+		`{"x":0.12345678901234567890}`: "the number 0.12345678901234567890 at line 1, column 6 ", "{\n \"x\": 1e400}": "the number 1e400 at line 2, column 7 ",
+		`{"x":1.2345678901234567890e400}`: "the number ", `{"a":"ok","text":"\ud800"}`: `the escape \ud800 at line 1, column 19 `,
 	} {
-		if err := checkJSONRequest([]byte(body)); (err == nil) != want {
-			t.Errorf("checkJSONRequest(%.60q) = %v", body, err)
+		err := checkText([]byte(body))
+		if (err == nil) != (want == "") || err != nil && !strings.HasPrefix(err.Error(), want) {
+			t.Errorf("checkText(%.60q) = %v", body, err)
+		}
+	}
+	if !tooDeep([]byte(strings.Repeat("[", 69)), 68) || tooDeep([]byte(`["[[[[[[[["]`), 1) || tooDeep([]byte(`[[],[],[]]`), 2) {
+		t.Error("depth is what is open at once, outside of strings")
+	}
+}
+
+// What JSON tools would change refuses the message that holds it, by the same
+// reason whatever it is, and not its neighbours.
+func TestBadJSONBodies(t *testing.T) {
+	b := start(t, t.TempDir())
+	newAPI(t, b.URL()).topic(t, "t", 1)
+	call := func(body string) *http.Response {
+		t.Helper()
+		res, err := http.Post(b.URL()+"/strandmq.v1.PublishService/Publish", "application/json", strings.NewReader(body))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res
+	}
+	deep := strings.Repeat("[", maxJSONDepth+2) + strings.Repeat("]", maxJSONDepth+2)
+	bad := []string{`9007199254740993`, `{"n":0.1234567890123456789}`, `{"n":1e400}`, `{"a":1,"a":2}`, `"\ud800"`, deep}
+	var messages []string
+	for i, v := range bad {
+		messages = append(messages, fmt.Sprintf(`{"key":"k","id":"bad-%d","json":%s}`, i, v), fmt.Sprintf(`{"key":"k","id":"good-%d","json":{"n": %d}}`, i, i))
+	}
+	res := call(`{"topic":"t","messages":[` + strings.Join(messages, ",\n") + `]}`)
+	defer res.Body.Close()
+	raw, err := io.ReadAll(res.Body)
+	if err != nil || res.StatusCode != http.StatusOK {
+		t.Fatalf("%d %s %v", res.StatusCode, raw, err)
+	}
+	var answer strandmqv1.PublishResponse
+	if err := protojson.Unmarshal(raw, &answer); err != nil {
+		t.Fatal(err)
+	}
+	for i, r := range answer.GetResults() {
+		p := r.GetProblem()
+		switch {
+		case i%2 == 1 && (p != nil || r.GetReceipt().GetOffset() != uint64(i/2)):
+			t.Errorf("a good neighbour: %v", r)
+		case i%2 == 0 && (p.GetReason() != "BAD_BODY" || p.GetField() != fmt.Sprintf("messages[%d].json", i)):
+			t.Errorf("%s: %v", bad[i/2], r)
+		}
+	}
+	// Anywhere else it is the request that is wrong, and so it is when something
+	// else is wrong with it too.
+	for _, body := range []string{
+		`{"topic":"t","messages":[{"key":"a","text":"\ud800"}]}`,
+		`{"topic":"t","messages":[{"key":"a","json":{"a":1,"a":2},"colour":"red"}]}`,
+		`{"topic":"t","messages":[{"json":{"a":1,"a":2}}]`,
+		`{"topic":"t","messages":[{"json":` + strings.Repeat("[", 1000) + strings.Repeat("]", 1000) + `}]}`,
+		`{"topic":"t","topic":"u","messages":[{"json":{"a":1,"a":2}}]}`,
+	} {
+		if got := wireReason(t, call(body)); got != "BAD_REQUEST" {
+			t.Errorf("%s: %s", body, got)
 		}
 	}
 }
@@ -108,7 +171,7 @@ func FuzzJSONValue(f *testing.F) {
 		f.Add([]byte(s))
 	}
 	f.Fuzz(func(t *testing.T, body []byte) {
-		_ = checkJSONRequest(body)
+		_ = decodeJSON(body, &strandmqv1.PublishRequest{})
 		v, ok := jsonValue(body)
 		if !ok {
 			return

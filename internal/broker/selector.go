@@ -20,6 +20,13 @@ import (
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
+// A place is where a message is stored.
+type place struct {
+	number int
+	id     partition.PartitionID
+	offset partition.Offset
+}
+
 // findID finds the messages of a topic with an id, by partition and offset.
 func (b *Broker) findID(ctx context.Context, t *topic, id string) ([]place, error) {
 	if err := names.MessageID(id); err != nil {

@@ -36,7 +36,7 @@ func (b *Broker) routes() http.Handler {
 	serve := func(prefix string, h http.Handler) {
 		// Method by method, so that other answers for one that does not exist.
 		for _, method := range methodsOf(strings.Trim(prefix, "/")) {
-			mux.Handle(prefix+method, h)
+			mux.Handle(prefix+method, b.unary(h))
 		}
 	}
 	serve(strandmqv1connect.NewPublishServiceHandler(publishAPI{b}, data...))

@@ -176,9 +176,12 @@ func (b *Broker) findGroupHolders(ctx context.Context, t *coordinator.Topic, g *
 func sessionText(s uint64) string { return strconv.FormatUint(s, 10) }
 
 func parseSession(text string) (uint64, error) {
+	if text == "" {
+		return 0, refuse("BAD_VALUE", "session", "a session is missing: send the one that Join or Receive gave")
+	}
 	n, err := strconv.ParseUint(text, 10, 64)
 	if err != nil || n == 0 || sessionText(n) != text {
-		return 0, refuse("BAD_VALUE", "session", "%s is not a session: send it as Join or Receive gave it, or leave it empty", plain.Quote(text))
+		return 0, refuse("BAD_VALUE", "session", "%s is not a session: send it as Join or Receive gave it", plain.Quote(text))
 	}
 	return n, nil
 }

@@ -94,7 +94,7 @@ func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.Mess
 	out.Events = published
 	m := b.coord.View()
 	for _, e := range events {
-		name := e.Group.String() // a group that was deleted meanwhile
+		name := "(deleted)" // the log knows a group by its number only
 		if g, ok := m.GroupByID(coordinator.GroupID(e.Group)); ok {
 			name = g.Name
 		}

@@ -250,11 +250,8 @@ func coordinatorError(err error) *refusal {
 	switch {
 	case errors.As(err, &notFound):
 		reason, field := "UNKNOWN_TOPIC", "topic"
-		switch notFound.Kind {
-		case coordinator.KindGroup:
+		if notFound.Kind == coordinator.KindGroup {
 			reason, field = "UNKNOWN_GROUP", "group"
-		case coordinator.KindMember:
-			reason, field = "UNKNOWN_MEMBER", "member"
 		}
 		return refuse(reason, field, "%s", err)
 	case errors.As(err, &exists):
