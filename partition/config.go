@@ -54,6 +54,11 @@ type Config struct {
 	// RowBytes bounds an App's rows that wait in memory for a checkpoint.
 	// Default 32 MiB per partition.
 	RowBytes int64
+	// IDFilterBytes is the memory in which all partitions together remember
+	// which message ids are new, beside the rows on disk that decide it.
+	// Default 32 MiB, taken with the first id: enough for 26 million. Beyond
+	// that new ids are looked up on disk more and more often, 10 µs each.
+	IDFilterBytes int64
 	// Seed makes proposal ids differ between runs. Default: random.
 	Seed uint64
 }
@@ -79,6 +84,7 @@ func (c Config) withDefaults() Config {
 	def(&c.CheckpointBytes, 64<<20)
 	def(&c.NodeCheckpointBytes, 1<<30)
 	def(&c.RowBytes, 32<<20)
+	def(&c.IDFilterBytes, 32<<20)
 	if c.EntryBytes == 0 {
 		c.EntryBytes = 1 << 20
 	}
@@ -110,6 +116,7 @@ func (c Config) Validate() error {
 	}{
 		{"TailCacheBytes", c.TailCacheBytes}, {"QueueBytes", c.QueueBytes}, {"PartitionQueueBytes", c.PartitionQueueBytes},
 		{"CheckpointBytes", c.CheckpointBytes}, {"NodeCheckpointBytes", c.NodeCheckpointBytes}, {"RowBytes", c.RowBytes},
+		{"IDFilterBytes", c.IDFilterBytes},
 	} {
 		bad(f.v < 0, "%s is %d; it cannot be negative", f.name, f.v)
 	}

@@ -30,6 +30,7 @@ type core struct {
 	spare    []*replica
 	timers   timers
 	tail     tail
+	seen     idFilter
 	ids      uint64
 	since    int64 // bytes behind the checkpoints of all replicas
 
@@ -71,7 +72,7 @@ type write struct {
 func newCore(cfg Config) *core {
 	return &core{
 		cfg: cfg, store: cfg.Store, replicas: make(map[PartitionID]*replica),
-		tail: tail{limit: cfg.TailCacheBytes}, ids: cfg.Seed,
+		tail: tail{limit: cfg.TailCacheBytes}, seen: idFilter{bytes: cfg.IDFilterBytes}, ids: cfg.Seed,
 	}
 }
 
@@ -154,6 +155,20 @@ func (c *core) view(id PartitionID, fn func(App, Position)) error {
 		c.fail(r, err)
 		return r.fault
 	}
+	return nil
+}
+
+// learn puts message ids that a partition had before this core into the filter.
+// last tells that with these all of them are in it.
+func (c *core) learn(id PartitionID, keys []idKey, last bool) error {
+	r, err := c.replica(id)
+	if err != nil {
+		return err
+	}
+	for _, k := range keys {
+		c.seen.add(id, k)
+	}
+	r.log.dup.covered = r.log.dup.covered || last
 	return nil
 }
 

@@ -26,6 +26,8 @@ type dedupe struct {
 	read  reader
 
 	ids       map[idKey][]idRef    // rows written since the last commit
+	seen      *idFilter            // every id that is written is added
+	covered   bool                 // those that were written before this host, too
 	producers map[string]*producer // a cache; with runs written since the last commit
 	touched   []*producer
 	key       []byte // scratch
@@ -208,6 +210,7 @@ func (d *dedupe) byID(p *pending, from int, rows *rowBuf) error {
 		}
 		keep = append(keep, idRef{offset: p.offset(i), body: xxhash.Sum64(raw.Body())})
 		d.ids[key] = keep
+		d.seen.add(d.id, key)
 		rows.end(appendIDRow(rows.begin(logstore.IDs, key[:]), keep))
 	}
 }
@@ -230,6 +233,9 @@ func keyOf(id, key []byte, hasKey bool) (k idKey) {
 
 // refs returns what was stored under an id's hash.
 func (d *dedupe) refs(key idKey) ([]idRef, error) {
+	if d.covered && !d.seen.has(d.id, key) {
+		return nil, nil
+	}
 	if refs, ok := d.ids[key]; ok {
 		return refs, nil
 	}

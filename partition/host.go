@@ -20,6 +20,9 @@ import (
 //	callers ─► inbox ─► loop (owns the core) ─► syncer (waits for the disk) ─► inbox
 //	                      └──► answerer (calls back) ─► callers
 //
+// A fourth, the learner, ends when it has read the message ids that were stored
+// before.
+//
 // The loop never waits for the disk and never runs a caller's code but View's.
 // While SyncsInFlight writes are on their way to the disk it gathers, and what
 // it gathered becomes one write.
@@ -43,6 +46,7 @@ type Host struct {
 	loopDone chan struct{}
 	syncDone chan struct{}
 	backDone chan struct{}
+	learned  chan struct{}
 }
 
 // Open starts a host over cfg.Store and restores every partition found in it.
@@ -65,6 +69,7 @@ func Open(cfg Config) (*Host, error) {
 		inbox: inbox{wake: make(chan struct{}, 1)}, back: outbox{wake: make(chan struct{}, 1)},
 		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
 		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
+		learned: make(chan struct{}),
 	}
 	ids, err := cfg.Store.Partitions()
 	if err != nil {
@@ -79,9 +84,20 @@ func Open(cfg Config) (*Host, error) {
 	if err := h.settle(); err != nil {
 		return nil, err
 	}
+	var unread []PartitionID
+	for _, r := range h.core.order {
+		if r.fault == nil && !r.log.dup.covered {
+			unread = append(unread, r.id)
+		}
+	}
+	go h.learner(unread)
 	go h.syncer()
 	go h.answerer()
 	go h.loop()
+	cfg.Logger.Info("partitions open", "node", cfg.Node.String(), "partitions", len(ids), "tick", cfg.Tick,
+		"tailCacheBytes", cfg.TailCacheBytes, "queueBytes", cfg.QueueBytes, "partitionQueueBytes", cfg.PartitionQueueBytes,
+		"entryBytes", cfg.EntryBytes, "syncsInFlight", cfg.SyncsInFlight, "checkpointBytes", cfg.CheckpointBytes,
+		"nodeCheckpointBytes", cfg.NodeCheckpointBytes, "rowBytes", cfg.RowBytes, "idFilterBytes", cfg.IDFilterBytes)
 	return h, nil
 }
 
@@ -298,6 +314,7 @@ func (h *Host) Close() error {
 	<-h.loopDone
 	<-h.syncDone
 	<-h.backDone
+	<-h.learned
 	return h.cause
 }
 

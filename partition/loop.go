@@ -1,6 +1,8 @@
 package partition
 
 import (
+	"context"
+	"errors"
 	"sync"
 	"time"
 )
@@ -244,6 +246,42 @@ func (h *Host) syncer() {
 	defer close(h.syncDone)
 	for w := range h.syncs {
 		h.inbox.put(input{what: inDurable, w: w, err: h.wait(w)})
+	}
+}
+
+// learner reads the message ids that partitions had before this host, so that
+// new ones need no look at the disk. Until a partition's are read they do.
+func (h *Host) learner(ids []PartitionID) {
+	defer close(h.learned)
+	for _, id := range ids {
+		if err := h.learn(id); err != nil {
+			var stopped *ErrStopped
+			if errors.As(err, &stopped) {
+				return
+			}
+			h.cfg.Logger.Warn("a partition's message ids were not read: new ones take longer", "partition", id.String(), "err", err)
+		}
+	}
+}
+
+func (h *Host) learn(id PartitionID) error {
+	const page = 4096 // less than a millisecond of the loop
+	r, _, err := h.reader(id)
+	if err != nil {
+		return err
+	}
+	var from []byte
+	for {
+		keys, err := r.ids(from, page)
+		if err != nil {
+			return err
+		}
+		last := len(keys) < page
+		err = h.call(context.Background(), id, func(reply func(error)) { reply(h.core.learn(id, keys, last)) })
+		if err != nil || last {
+			return err
+		}
+		from = append(keys[page-1][:], 0)
 	}
 }
 

@@ -29,11 +29,13 @@ type messageLog struct {
 	value   []byte
 }
 
-func newMessageLog(id PartitionID, store *logstore.Store, sh *shelf, t *tail, state appliedRow) *messageLog {
+func newMessageLog(id PartitionID, store *logstore.Store, sh *shelf, t *tail, seen *idFilter, state appliedRow) *messageLog {
 	r := reader{id: id, store: store, shelf: sh}
 	return &messageLog{
 		id: id, shelf: sh, tail: t, read: r, state: state, flushed: state,
-		dup: dedupe{id: id, store: store, read: r, ids: make(map[idKey][]idRef), producers: make(map[string]*producer)},
+		dup: dedupe{
+			id: id, store: store, read: r, ids: make(map[idKey][]idRef), producers: make(map[string]*producer), seen: seen,
+		},
 	}
 }
 

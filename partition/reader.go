@@ -165,6 +165,23 @@ func (r reader) message(o Offset, pos Position) (raw record.Raw, ok bool, err er
 	return raw, ok, err
 }
 
+// ids returns message ids that rows on disk name, from a key on, at most max.
+func (r reader) ids(from []byte, max int) (keys []idKey, err error) {
+	var bad error
+	err = r.store.Iterate(logstore.IDs, uint64(r.id), from, nil, func(k, _ []byte) bool {
+		if len(k) != len(idKey{}) {
+			bad = fmt.Errorf("a key of the message ids has %d bytes, want %d", len(k), len(idKey{}))
+			return false
+		}
+		keys = append(keys, idKey(k))
+		return len(keys) < max
+	})
+	if err != nil || bad != nil {
+		return nil, r.damaged(err, bad)
+	}
+	return keys, nil
+}
+
 // show calls fn with the items of one entry. next is the offset of the next
 // message.
 func (r reader) show(e logstore.Entry, pos Position, next *Offset, fn func(LogEntry) bool) (bool, error) {
