@@ -29,6 +29,7 @@ type Demand struct {
 	Member  string
 	Session uint64
 	Request uint64 // tag of the request id; 0: none
+	Call    uint64 // of two calls of one request, the later has the higher number
 	Share   uint32
 	Shares  uint32
 	Taker   Taker
@@ -294,6 +295,13 @@ func (g *group) tellDeadline(i int32) {
 // demand takes a waiter in.
 func (h *hand) demand(d Demand) {
 	w := &waiter{Demand: d, slot: none}
+	for _, o := range h.waiters {
+		// A call that slept while it was asked again comes too late.
+		if _, open := o.Taker.Room(); open && !o.gone && o.same(d) && o.Call > d.Call {
+			h.dismiss(w, &ErrSuperseded{})
+			return
+		}
+	}
 	if d.Tried != nil {
 		h.untried++
 	}
@@ -303,7 +311,7 @@ func (h *hand) demand(d Demand) {
 		if _, open := o.Taker.Room(); !open {
 			o.gone = true
 		}
-		if !o.gone && d.Request != 0 && o.Request == d.Request && o.Session == d.Session && o.Member == d.Member {
+		if !o.gone && o.same(d) {
 			// The same call again: its caller gave up on the first one. What is
 			// on its way to that one goes to this.
 			o.heir = w
@@ -322,6 +330,11 @@ func (h *hand) demand(d Demand) {
 		return
 	}
 	h.line(w)
+}
+
+// same tells whether a demand is of the request that a waiter asks for.
+func (w *waiter) same(d Demand) bool {
+	return d.Request != 0 && w.Request == d.Request && w.Session == d.Session && w.Member == d.Member
 }
 
 // ErrSuperseded ends a call whose request was asked again with the same id.

@@ -175,7 +175,9 @@ func TestRestartAnywhere(t *testing.T) {
 
 // tally is a Taker that counts.
 type tally struct {
-	t        *rapid.T
+	t interface {
+		Fatalf(format string, args ...any)
+	}
 	credit   int
 	reserved int
 	open     bool

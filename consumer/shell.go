@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/strandmq/strandmq/partition"
@@ -28,6 +29,7 @@ type Shell struct {
 	Now func() partition.Millis
 
 	clocks sync.Map // groupIn → *sharedClock
+	calls  atomic.Uint64
 }
 
 // NewShell makes a shell over a host whose partitions' apps are of NewApp. The

@@ -38,7 +38,7 @@ func (s *Shell) Receive(ctx context.Context, req ReceiveRequest) ([]Delivery, st
 	if req.MaxBytes == 0 {
 		req.MaxBytes = DefaultMaxBytes
 	}
-	tag := requestTag(req.RequestID)
+	tag, number := requestTag(req.RequestID), s.calls.Add(1)
 	var late <-chan time.Time
 	if req.Wait > 0 {
 		timer := time.NewTimer(req.Wait)
@@ -83,7 +83,7 @@ func (s *Shell) Receive(ctx context.Context, req ReceiveRequest) ([]Delivery, st
 		c.bytes -= int(held[i].Size)
 		c.some = true
 	}
-	if err := s.ask(ctx, c, req, tag, late); err != nil {
+	if err := s.ask(ctx, c, req, tag, number, late); err != nil {
 		return nil, "", err
 	}
 	ds, err := s.fill(req.Group, append(held, c.got...), req.MaxBytes)
@@ -198,14 +198,14 @@ func newest(hs []handedOut) []handedOut {
 
 // ask puts the call's demand to every partition and waits: for a first
 // hand-out, or until the time is up, or without a time until all was tried.
-func (s *Shell) ask(ctx context.Context, c *call, req ReceiveRequest, tag uint64, late <-chan time.Time) error {
+func (s *Shell) ask(ctx context.Context, c *call, req ReceiveRequest, tag, number uint64, late <-chan time.Time) error {
 	var failed error
 	for _, sh := range req.Shares {
 		if sh.HeldOnly {
 			continue
 		}
 		d := Demand{
-			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag,
+			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag, Call: number,
 			Share: sh.Share, Shares: sh.Shares, Taker: c, Tried: c.tried,
 		}
 		c.post()
