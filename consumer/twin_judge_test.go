@@ -319,13 +319,13 @@ func (w *twinWorld) judgeCall(c *twinCall) {
 			w.fail("%s: token %+v", name, d.Token)
 		case !bytes.Equal(d.Message.Record.Body, w.msgs[m.off].Record.Body) || string(d.Message.Record.Key) != m.name:
 			w.fail("%s: message %d is another", name, m.off)
-		case o.num > c.begun && tw.ruled < c.step && !tw.shareHas(c.req.Shares[0], m):
+		case o.num > c.coming && tw.ruled < c.step && !tw.shareHas(c.req.Shares[0], m):
 			w.fail("%s: new delivery %d is not of its share", name, m.off)
 		}
 		if id := c.req.RequestID; id != "" && o.request != requestTag(id) && o.request != 0 {
 			w.fail("%s: hand-out %d of %d is another request's", name, o.num, m.off)
 		}
-		fresh, old = fresh || o.num > c.begun, old || o.num <= c.begun
+		fresh, old = fresh || o.num > c.coming, old || o.num <= c.begun
 		got[o.num] = true
 		o.given = true
 		tg.tokens = append(tg.tokens, d.Token)
@@ -440,17 +440,16 @@ func (w *twinWorld) judgeRest() {
 }
 
 // judgeFrozen holds a delivery that is out against the time that truly passed
-// while there was a leader: whatever clocks say, it lapses. A clock that is ahead
-// makes it last a ninth longer, and a change of leader gives it once more the time
-// since the group's last command.
+// while one leader led: whatever clocks say, it lapses. A clock that is ahead makes
+// it last a ninth longer. What an earlier leader proposed may have been lost.
 func (w *twinWorld) judgeFrozen(tg *twinGroup, m *twinMsg, o *twinOut) {
-	if o.seen != o.deadline-o.at {
+	if o.seen != o.deadline-o.at || o.changes != w.changes {
 		// New, or extended: what it is given counts from here.
-		o.seen, o.led, o.changes = o.deadline-o.at, w.led, w.changes
+		o.seen, o.led, o.back, o.changes = o.deadline-o.at, w.led, w.back, w.changes
 	}
-	most := (o.seen*slower/(slower-1) + 2) * partition.Millis(1+w.changes-o.changes)
-	if w.led-o.led > most {
-		w.fail("I26: %v: %d is out for %d ms while there was a leader, and was given %d", tg.id, m.off, w.led-o.led, o.seen)
+	// A step back since the last turn looks as if less time had passed.
+	if w.led-o.led > (o.seen+w.back-o.back)*slower/(slower-1)+2 {
+		w.fail("I26: %v: %d is out for %d ms under one leader, and was given %d", tg.id, m.off, w.led-o.led, o.seen)
 	}
 }
 

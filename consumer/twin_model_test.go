@@ -79,6 +79,7 @@ type twinOut struct {
 	ended    string           // ack, nack, reject, lapse, session-lost, release, reset
 	seen     partition.Millis // judgeFrozen: the time that it had when last looked at,
 	led      partition.Millis // when that was
+	back     partition.Millis // how far the clock had gone back
 	changes  int              // and how many leaders there had been
 	over     int              // the step in which it ended
 	moved    int              // the step in which it was extended

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -92,6 +93,7 @@ type twinCall struct {
 	g       *twinGroup
 	req     ReceiveRequest
 	begun   uint64 // highest hand-out number when it began
+	coming  uint64 // highest number that what was planned by then can get
 	step    int    // in which it began
 	cancel  context.CancelFunc
 	done    bool
@@ -331,6 +333,12 @@ func (w *twinWorld) settleDown() {
 	for len(w.inbox) > 0 {
 		in := w.inbox
 		w.inbox = nil
+		// Calls that woke at one moment ask in any order; a script has one.
+		slices.SortStableFunc(in, func(a, b any) int {
+			x, _ := a.(Demand)
+			y, _ := b.(Demand)
+			return cmp.Compare(x.Call, y.Call)
+		})
 		for _, ev := range in {
 			w.app.Event(ev)
 		}
