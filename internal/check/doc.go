@@ -1,9 +1,13 @@
 // Package check judges what clients of a broker saw against what the broker
-// promises. It has two judges, both pure: they take what was recorded and say
+// promises. It has three judges, all pure: they take what was recorded and say
 // what is wrong, and never talk to a broker.
 //
-//	clients ─record─► History ─Promises─► []Violation   after a run: P1..P9
-//	demo    ─tell───► Order ──────────► []Violation   while it runs: one order per key
+//	clients   ─record─► History ─Promises─► []Violation   after a run: P1..P9
+//	demo      ─tell───► Order ──────────► []Violation   while it runs: one order per key
+//	load test ─tell───► Strands ────────► Verdict       while it runs: P1, P2, P3, P6, P9
+//
+// Promises sees the most and keeps everything. Order knows its whole input
+// beforehand. Strands keeps a few numbers per key, so that a run may be long.
 //
 // A History is a list of calls and answers in the order in which clients saw
 // them begin and end, the log read back at the end, and each group's dead
