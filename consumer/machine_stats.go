@@ -82,8 +82,8 @@ func (g *group) unseen(at partition.Position) uint64 {
 	return uint64(at.End-g.scanned) - g.ahead
 }
 
-// stalls says what waits and why: first what holds the whole group, then the
-// keys, the oldest first.
+// stalls says what waits and why: first what holds the whole group, keys at
+// their limit among it, then the other keys, the oldest first.
 func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	var all []Stall
 	p := &g.policy
@@ -119,26 +119,29 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 		}
 		e := &g.entries[h]
 		s := Stall{OfKey: true, KeyHash: e.keyHash, Offset: e.offset, Attempts: e.attempts, Waiting: uint64(ks.waiting - 1)}
-		full := uint64(ks.waiting-ks.inFlight) >= uint64(p.MaxDeferredKey)
+		full := at.End > g.scanned && uint64(ks.waiting-ks.inFlight) >= uint64(p.MaxDeferredKey)
 		switch {
-		case full && at.End > g.scanned:
-			s.Reason = "DEFERRED_LIMIT"
-			s.Text = fmt.Sprintf("%d messages wait behind this key, the group's max_deferred_key: the group looks no further until the key flows", ks.waiting-ks.inFlight)
-			if ks.blocked(e.offset) {
-				s.Offset, s.Waiting = ks.blockers[0], uint64(ks.waiting)
-				s.Text += "; replay or discard its dead letter"
-			}
-		case ks.blocked(e.offset):
+		case ks.blocked(e.offset) && e.at != inFlight:
 			s.Reason, s.Offset, s.Waiting = "PARKED", ks.blockers[0], uint64(ks.waiting)
 			s.Text = "the key waits behind its dead letter: replay or discard it"
+			if row, dead, err := g.rows.dead(s.Offset); err == nil && dead {
+				s.Attempts = row.attempts
+			}
 		case e.at == inFlight && ks.waiting > 1:
 			s.Reason, s.Until, s.Member = "IN_FLIGHT", g.shown(e.until), g.members[e.member].name
 			s.Text = "the key waits for the delivery that is out"
 		case e.at == failed && e.until > t:
 			s.Reason, s.Until = "BACKING_OFF", g.shown(e.until)
 			s.Text = "the message failed and waits for its next attempt"
+		case full:
+			s.Text = "the key's next message can go"
 		default:
 			continue
+		}
+		if full {
+			s.Reason = "DEFERRED_LIMIT"
+			s.Text = fmt.Sprintf("%d messages of this key wait, the group's max_deferred_key: the group looks no further until the key flows; %s",
+				ks.waiting-ks.inFlight, s.Text)
 		}
 		heads = append(heads, s)
 	}
@@ -152,7 +155,16 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 			}
 		}
 	}
-	slices.SortFunc(heads, func(a, b Stall) int { return cmp.Compare(a.Offset, b.Offset) })
+	slices.SortFunc(heads, func(a, b Stall) int {
+		if (a.Reason == "DEFERRED_LIMIT") != (b.Reason == "DEFERRED_LIMIT") {
+			// What holds the whole group is never cut off below.
+			if a.Reason == "DEFERRED_LIMIT" {
+				return -1
+			}
+			return 1
+		}
+		return cmp.Compare(a.Offset, b.Offset)
+	})
 	all = append(all, heads...)
 	return all[:min(len(all), maxStalls)]
 }
