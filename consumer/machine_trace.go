@@ -28,6 +28,7 @@ type traced struct {
 	scanned  bool
 	out      bool
 	dead     bool
+	replayed bool // came out of the dead letters, and was not handled yet
 	settled  bool
 	epoch    uint64
 	clock    partition.Millis
@@ -144,7 +145,7 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 			g.dead, g.member = false, ""
 			if h.kind == cmdReplay {
 				t.add(at, h, g, "replayed", "")
-				g.attempts = 0
+				g.attempts, g.replayed = 0, true
 			} else {
 				t.add(at, h, g, "discarded", "")
 				g.settled = true
@@ -162,6 +163,12 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 func (t *Tracer) reset(at partition.Index, h header, g *traced, to partition.Offset) {
 	g.epoch++
 	switch {
+	case g.dead:
+		// What is dead stays dead.
+	case g.replayed:
+		g.member, g.out = "", false
+		g.dead, g.replayed = true, false
+		t.add(at, h, g, "reset", "before it was handled: the message is a dead letter again")
 	case to <= t.offset:
 		if g.scanned {
 			g.member = ""
@@ -206,7 +213,7 @@ func (t *Tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 		g.event = len(t.events)
 		if g.policy.AtMostOnce {
 			t.add(at, h, g, "handed-out", "at most once")
-			g.out, g.settled = false, true
+			g.out, g.settled, g.replayed = false, true, false
 			return
 		}
 		t.add(at, h, g, "handed-out", fmt.Sprintf("for %d ms", g.until-g.clock))
@@ -235,7 +242,7 @@ func (t *Tracer) settle(at partition.Index, h header, g *traced, a Action, delay
 	switch a {
 	case Ack:
 		t.add(at, h, g, "acked", "")
-		g.out, g.settled = false, true
+		g.out, g.settled, g.replayed = false, true, false
 	case Nack:
 		t.failed(at, h, g, "nacked", reason, delay, false)
 	case Reject:
@@ -262,7 +269,7 @@ func (t *Tracer) failed(at partition.Index, h header, g *traced, what, reason st
 	if last || g.policy.MaxAttempts > 0 && g.attempts >= g.policy.MaxAttempts {
 		t.add(at, h, g, what, reason)
 		t.add(at, h, g, "dead-lettered", reason)
-		g.dead = true
+		g.dead, g.replayed = true, false
 		return
 	}
 	if delay == 0 {
