@@ -289,16 +289,22 @@ func (g *group) deadAgain(to partition.Offset) (scanned, all uint64) {
 		return true
 	}))
 	for _, o := range replayed {
-		row, _, err := g.rows.dead(o)
-		g.fault(err)
-		row.replaying = false
-		g.rows.putDead(o, &row)
-		g.dead++
-		if key, keyed := g.keyOf(row.keyHash); keyed && g.policy.OnExhaustion == Park {
-			g.block(key, o)
-		}
+		g.endReplay(o)
 	}
 	return scanned, all
+}
+
+// endReplay makes a dead letter that was to be delivered again one that is not,
+// and parks its key again where that is the policy.
+func (g *group) endReplay(o partition.Offset) {
+	row, _, err := g.rows.dead(o)
+	g.fault(err)
+	row.replaying = false
+	g.rows.putDead(o, &row)
+	g.dead++
+	if key, keyed := g.keyOf(row.keyHash); keyed && g.policy.OnExhaustion == Park {
+		g.block(key, o)
+	}
 }
 
 // gaps lists what is neither dead nor skipped from one offset to before another.

@@ -202,11 +202,7 @@ func (g *group) expire(to partition.Offset) {
 			return o < to
 		}))
 		for _, o := range os {
-			row, _, err := g.rows.dead(o)
-			g.fault(err)
-			row.replaying = false
-			g.rows.putDead(o, &row)
-			g.dead++
+			g.endReplay(o)
 			g.ahead++
 			g.replaying--
 			g.again--
