@@ -270,7 +270,7 @@ func (w *twinWorld) do(op twinOp) {
 	case "wait":
 		w.advance(partition.Millis(op.a))
 	case "back":
-		w.now -= partition.Millis(op.a) // a new leader's clock may be behind
+		w.turnClock(-partition.Millis(op.a)) // a new leader's clock may be behind
 		w.back += partition.Millis(op.a)
 	case "drive":
 		w.drive()

@@ -495,7 +495,11 @@ func newTwinWorld() *twinWorld {
 	w.app, _ = NewApp(twinPart, w.rows)
 	w.second, _ = NewApp(twinPart, w.mirror)
 	w.shell = newShell(w, 99)
-	w.shell.Now = func() partition.Millis { return w.now }
+	w.shell.Now = func() partition.Millis {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		return w.now
+	}
 	w.lead(true)
 	return w
 }
@@ -519,7 +523,7 @@ func inBubble(t *testing.T, run func() error) (err error) {
 func (w *twinWorld) advance(d partition.Millis) {
 	for {
 		step := min(d, pulse)
-		w.now += step
+		w.turnClock(step)
 		w.passed += step
 		if w.leading {
 			w.led += step
@@ -531,6 +535,13 @@ func (w *twinWorld) advance(d partition.Millis) {
 		}
 		w.drive()
 	}
+}
+
+// turnClock sets the leader's clock forward or back. Calls that wait look at it.
+func (w *twinWorld) turnClock(d partition.Millis) {
+	w.mu.Lock()
+	w.now += d
+	w.mu.Unlock()
 }
 
 // time is the group's present time, as the machine has it.
