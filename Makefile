@@ -10,7 +10,7 @@ ARGS     ?=
 
 # Packages with goroutines of their own: their tests run again under the race
 # detector, shortened (-short), since it makes them about ten times slower.
-RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/...
+RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./loadtest/...
 
 # How long `make fuzz` spends on each target, and which benchmarks run how.
 FUZZTIME  ?= 20s

@@ -108,7 +108,7 @@ to standard error. NO_COLOR is respected.`,
 	root.AddCommand(
 		a.serveCommand(), a.demoCommand(),
 		a.topicCommand(), a.publishCommand(), a.consumeCommand(),
-		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.versionCommand(),
+		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.loadtestCommand(), a.versionCommand(),
 	)
 	return root
 }

@@ -23,7 +23,7 @@ type StrandsConfig struct {
 	Keys        uint32 // keys are numbered from 0
 	Producers   uint32 // so are producers
 	MaxAttempts uint32 // 0: without limit
-	// How many messages that ended are remembered one by one, 40 bytes each.
+	// How many messages that ended are remembered one by one, ~100 bytes each.
 	// It only matters for answers that stay in flight while so many others end.
 	// 0: 65,536.
 	Remember int
@@ -44,7 +44,7 @@ func StrandsMemory(keys, producers uint32) uint64 {
 //	per key and producer   the number that has to come next           8 bytes
 //	per key                the place of the latest message            16 bytes
 //	per message            while it is in somebody's hands, or may be ~200 bytes
-//	the latest to end      when, and by which attempt: bounded        ~40 bytes
+//	the latest to end      when, where, by which attempt: bounded     ~100 bytes
 //	passed over            until the dead letters are known: bounded  ~24 bytes
 //
 // Every call of a member is told in two halves: what is about to be asked
@@ -102,6 +102,7 @@ const (
 // ending is how a message ended.
 type ending struct {
 	at      uint64
+	place   Place
 	attempt uint32
 	dead    bool
 }
@@ -212,6 +213,8 @@ func (s *Strands) Arrived(a Arrival) (first bool) {
 	}
 	if e, ok := s.ended[m]; ok {
 		switch {
+		case a.Place != e.place:
+			s.say(&s.v.Duplicated, "P9", "%v is stored at %v and at %v", m, e.place, a.Place)
 		case a.Asked >= e.at:
 			s.say(&s.v.Duplicated, "P6", "%v was delivered at %v after it had ended", m, a.Place)
 		case a.Attempt > e.attempt:
@@ -241,6 +244,9 @@ func (s *Strands) fresh(a Arrival) bool {
 	case late:
 		delete(s.passed, m)
 		s.say(&s.v.Disordered, "P3", "%v arrived after a later one of its key", m)
+	case m.Number < s.next[strand] && a.Place.Offset >= s.last[m.Key].Offset:
+		s.say(&s.v.Duplicated, "P9", "%v is stored at %v, and was stored before", m, a.Place)
+		return false
 	case m.Number < s.next[strand] && a.Asked < s.horizon:
 		s.v.Unjudged++
 		return false
@@ -373,7 +379,7 @@ func (s *Strands) Settled(m Sent, attempt uint32, how Outcome) {
 		if how == Buried {
 			s.told++
 		}
-		s.close(h, ending{s.clock, attempt, how == Buried})
+		s.close(h, ending{s.clock, h.place, attempt, how == Buried})
 	case Stale, Failed:
 		if o := h.out(attempt); o != nil {
 			o.state = given
@@ -381,8 +387,8 @@ func (s *Strands) Settled(m Sent, attempt uint32, how Outcome) {
 	}
 }
 
-// Gone says that a session has ended, or is about to: what it held may be
-// anywhere.
+// Gone says that a session is about to be given up: from now on, what it held
+// may be anywhere.
 func (s *Strands) Gone(session uint64) {
 	s.clock++
 	for _, h := range s.open {
@@ -395,6 +401,12 @@ func (s *Strands) Gone(session uint64) {
 			}
 		}
 	}
+}
+
+// Ended says that the broker ended a session, and nobody knows since when: what
+// it held may have been anywhere.
+func (s *Strands) Ended(session uint64) {
+	s.Gone(session)
 	s.early = slices.DeleteFunc(s.early, func(e early) bool { return e.session == session })
 }
 

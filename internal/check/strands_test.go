@@ -15,7 +15,7 @@ import (
 //	m1 gets a1 [at=0/7] [try=2] [time=500] [asked=N]   a delivery; at: default the next offset
 //	m1 acks a1 [try=2], m1 nacks a1, m1 last-nacks a1   what is about to be asked
 //	yes a1 [try=2], failed a1, buried a1, stale a1, unknown a1   the answer
-//	m1 gone, maybe a1, altered 0/7
+//	m1 gone, m1 ended, maybe a1, altered 0/7
 //	finish stored=a3,b1 [dead=a1] [left]
 //
 // Messages are named by key and number; a1' is of the second producer. Deliveries
@@ -101,8 +101,12 @@ func (s *script) step(t *testing.T, line string) {
 		s.j.Maybe(named(t, words[1]))
 		return
 	}
-	if words[1] == "gone" {
+	switch words[1] {
+	case "gone":
 		s.j.Gone(uint64(words[0][1]))
+		return
+	case "ended":
+		s.j.Ended(uint64(words[0][1]))
 		return
 	}
 	verb, m := words[1], Sent{}

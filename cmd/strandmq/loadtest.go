@@ -1,0 +1,296 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/strandmq/strandmq/internal/quantity"
+	"github.com/strandmq/strandmq/internal/table"
+	"github.com/strandmq/strandmq/loadtest"
+)
+
+// loadFlags are the flags that are no plain fields of a loadtest.Config.
+type loadFlags struct {
+	c          loadtest.Config
+	partitions countFlag
+	keys       countFlag
+	attempts   countFlag
+	size       sizeFlag
+	ids        bool
+
+	warmup, duration, crash, away, ackDeadline, backoff, retryFor, drainFor spanFlag
+}
+
+func (a *app) loadtestCommand() *cobra.Command {
+	f := loadFlags{partitions: countFlag{n: 8, least: 1}, keys: countFlag{n: 10_000, least: 1}}
+	f.size.n = 100
+	f.warmup.d, f.duration.d = time.Second, 30*time.Second
+	f.away.d, f.backoff.d = time.Second, 200*time.Millisecond
+	f.retryFor.d, f.drainFor.d = time.Minute, 30*time.Second
+	c := command(&cobra.Command{
+		Use:   "loadtest [--rate N] [--duration SPAN]",
+		Short: "Drive the broker with a load, measure it, and check what it promised",
+		Long: `Publishes to a running broker and consumes with groups, for a while; then prints
+rates and latencies, and a verdict: was anything stored and lost, delivered twice,
+delivered out of the order of its key, or two of a key at a time?
+
+With --rate, messages are due by a schedule that waits for nobody, and latency
+counts from the moment that a message was due: to its receipt (publish), and to
+its first delivery (end to end). A stall of the broker is therefore seen by all
+that came due meanwhile. Without --rate, every producer sends its next batch when
+the last one has its receipts: that finds what the broker can carry, and its
+latencies are those of a broker that is always full.
+
+Failures are mixed in with --nack, --lapse and --crash; the checker expects what
+was promised all the same. Everything else that fails is tried again, so the
+broker may be stopped, killed and started meanwhile.
+
+The topic is new and is deleted at the end, unless --keep. With --topic, a topic
+that exists is used from its end, and only the groups are deleted.
+
+What is kept in memory depends on --keys, --producers and --groups, not on the
+length of the run. Ctrl-C ends the publishing; the rest is still checked.
+
+Exit code 1 when a promise was broken, or when not everything could be checked.
+docs/loadtest.md says what each figure means.`,
+		Example: `  strandmq loadtest
+  strandmq loadtest --rate 20000 --duration 60s --groups 2
+  strandmq loadtest --rate 2000 --nack 5 --lapse 1 --crash 3s --members 8
+  strandmq loadtest --producers 16 --batch 500 --size 1KiB --duration 10s --groups 0
+  strandmq loadtest --keys 1000000 --zipf 0.99 --rate 10000
+  strandmq loadtest --topic orders-test --keep --duration 5s --output json`,
+		Args: exact(),
+	}, func(cmd *cobra.Command, args []string) error {
+		return a.runLoadtest(cmd, &f)
+	})
+	fl := c.Flags()
+	fl.StringVar(&f.c.Topic, "topic", "", "the topic (default: a new one of a name of its own)")
+	fl.Var(&f.partitions, "partitions", "how many partitions a new topic gets")
+	fl.IntVar(&f.c.Producers, "producers", 4, "how many producers, each with one batch on its way at a time")
+	fl.IntVar(&f.c.Groups, "groups", 1, "how many groups, each of which gets everything; 0 only publishes")
+	fl.IntVar(&f.c.Members, "members", 4, "how many members each group has")
+	fl.Var(&f.keys, "keys", "how many keys there are")
+	fl.Float64Var(&f.c.Zipf, "zipf", 0, "skew of the keys: key n is drawn in proportion to 1/n^zipf; 0 draws all alike")
+	fl.Var(&f.size, "size", fmt.Sprintf("size of each body, at least %d", loadtest.MinSize))
+	fl.IntVar(&f.c.Rate, "rate", 0, "messages a second, by schedule; 0 is as fast as possible")
+	fl.IntVar(&f.c.Batch, "batch", 100, "the most messages of one publish; with --rate, only what is due")
+	fl.IntVar(&f.c.Take, "take", 500, "the most messages that a member takes at once")
+	fl.Var(&f.warmup, "warmup", "how long it runs before the figures begin")
+	fl.Var(&f.duration, "duration", "how long it runs for the figures")
+	fl.Float64Var(&f.c.Nack, "nack", 0, "percent of deliveries that are nacked")
+	fl.Float64Var(&f.c.Lapse, "lapse", 0, "percent of deliveries that nobody settles")
+	fl.Var(&f.crash, "crash", "every so often a member drops what it holds and comes back later; 0 is never")
+	fl.Var(&f.away, "away", "how long a crashed member is away")
+	fl.Var(&f.ackDeadline, "ack-deadline", "when an unsettled delivery lapses (default 30s, with --lapse 2s)")
+	fl.Var(&f.backoff, "backoff", "the wait after a first failure")
+	fl.Var(&f.attempts, "max-attempts", "after so many a message is a dead letter; 0 is never")
+	fl.BoolVar(&f.ids, "ids", true, "give every message an id; without, a lost receipt ends the run")
+	fl.Var(&f.retryFor, "retry-for", "how long to try again while the broker is away")
+	fl.Var(&f.drainFor, "drain-for", "how long nothing may move before the end is not waited for any more")
+	fl.BoolVar(&f.c.Keep, "keep", false, "leave the topic and the groups on the broker")
+	fl.Uint64Var(&f.c.Seed, "seed", 1, "of keys and failures: the same load again")
+	return c
+}
+
+func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
+	c := f.c
+	// Zero means the default there, and nothing here.
+	for name, n := range map[string]int{"producers": c.Producers, "members": c.Members, "batch": c.Batch, "take": c.Take} {
+		if n < 1 {
+			return usagef("--%s %d: at least 1", name, n)
+		}
+	}
+	for name, d := range map[string]time.Duration{"duration": f.duration.d, "away": f.away.d, "backoff": f.backoff.d, "retry-for": f.retryFor.d, "drain-for": f.drainFor.d} {
+		if d == 0 {
+			return usagef("--%s 0: it must take some time", name)
+		}
+	}
+	if f.size.n < loadtest.MinSize || f.size.n > 1<<20 {
+		return usagef("--size %s: from %d bytes, which the checker needs, to 1MiB", quantity.FormatSize(f.size.n), loadtest.MinSize)
+	}
+	for name, d := range map[string]time.Duration{"ack-deadline": f.ackDeadline.d, "backoff": f.backoff.d} {
+		if _, err := millis(name, d); err != nil {
+			return err
+		}
+	}
+	c.Partitions, c.Keys, c.MaxAttempts, c.Size = f.partitions.n, f.keys.n, f.attempts.n, int(f.size.n)
+	c.Warmup, c.Duration, c.Crash, c.Away = f.warmup.d, f.duration.d, f.crash.d, f.away.d
+	c.AckDeadline, c.Backoff, c.RetryFor, c.DrainFor = f.ackDeadline.d, f.backoff.d, f.retryFor.d, f.drainFor.d
+	c.NoIDs = !f.ids
+	if err := c.Validate(); err != nil {
+		return usagef("this load cannot be run:\n%v", err)
+	}
+	show := a.newLoadProgress()
+	c.Tick, c.Tell = show.every, show.tell
+	broker, done := loadtest.Unary(a.server, c)
+	defer done()
+	rep, err := loadtest.Run(cmd.Context(), c, broker)
+	show.board.settle()
+	if rep == nil {
+		return err
+	}
+	if perr := a.showLoad(rep, c.Keep); perr != nil {
+		err = errors.Join(err, perr)
+	}
+	if err != nil {
+		return fmt.Errorf("the run ended early: %w", err)
+	}
+	return verdictError(rep)
+}
+
+// verdictError turns a verdict that is not good into exit code 1.
+func verdictError(rep *loadtest.Report) error {
+	switch v := rep.Verdict; v.Outcome {
+	case loadtest.Broken:
+		return fmt.Errorf("%s violations of what was promised", quantity.Count(v.Broken()))
+	case loadtest.Incomplete:
+		return fmt.Errorf("not everything could be checked: %s", whyIncomplete(rep))
+	}
+	return nil
+}
+
+func whyIncomplete(rep *loadtest.Report) string {
+	v := rep.Verdict
+	switch {
+	case v.Left > 0:
+		return quantity.Count(v.Left) + " messages were still with the broker when nothing moved any more; --drain-for waits longer, 'strandmq group describe' says what stalls (with --keep)"
+	case v.Unjudged > 0:
+		return quantity.Count(v.Unjudged) + " deliveries came too late to be told from repeated ones"
+	}
+	return "the broker still counts messages that nobody got"
+}
+
+// loadProgress shows a run while it goes on.
+type loadProgress struct {
+	a     *app
+	board *board
+	every time.Duration
+}
+
+func (a *app) newLoadProgress() *loadProgress {
+	p := &loadProgress{a: a, board: a.newBoard(), every: 5 * time.Second}
+	if p.board.live {
+		p.every = 500 * time.Millisecond
+	}
+	return p
+}
+
+func (p *loadProgress) tell(x loadtest.Progress) {
+	phase := fmt.Sprintf("%.0f of %.0f s", min(x.At, x.Total).Seconds(), x.Total.Seconds())
+	if !x.Publishing {
+		phase = "published; waiting for the groups"
+	}
+	lines := []string{fmt.Sprintf("%s: published %s, %s/s, p99 %s", phase, quantity.Count(x.Published), whole(x.Rate), ms(x.Publish.P99))}
+	for i, g := range x.Groups {
+		line := fmt.Sprintf("group %d: done %s, %s/s, end to end p99 %s", i+1, quantity.Count(g.Ended), whole(g.Rate), ms(g.Latency.P99))
+		if g.Violations > 0 {
+			line += ", VIOLATIONS " + quantity.Count(g.Violations)
+		}
+		lines = append(lines, line)
+	}
+	if p.board.live {
+		p.board.draw(lines)
+		return
+	}
+	p.a.talk("  %s", strings.Join(lines, " | "))
+}
+
+func whole(rate float64) string { return quantity.Count(int64(rate + 0.5)) }
+
+// ms prints milliseconds with three digits or so.
+func ms(v float64) string {
+	switch {
+	case v == 0:
+		return "-"
+	case v < 10:
+		return fmt.Sprintf("%.2f ms", v)
+	case v < 100:
+		return fmt.Sprintf("%.1f ms", v)
+	}
+	return quantity.Count(int64(v+0.5)) + " ms"
+}
+
+// showLoad prints a report.
+func (a *app) showLoad(rep *loadtest.Report, kept bool) error {
+	if a.json() {
+		raw, err := json.MarshalIndent(rep, "", "  ")
+		if err != nil {
+			return err
+		}
+		_, err = fmt.Fprintln(a.out, string(raw))
+		return err
+	}
+	t := table.Table{
+		Head:  []string{"WHAT", "MESSAGES", "PER SECOND", "P50", "P90", "P99", "P99.9", "MAX"},
+		Right: []int{1, 2, 3, 4, 5, 6, 7},
+	}
+	row := func(what string, n uint64, rate float64, l loadtest.Latency) {
+		t.Add(what, quantity.Count(n), whole(rate), ms(l.P50), ms(l.P90), ms(l.P99), ms(l.P999), ms(l.Max))
+	}
+	row("publish", rep.Publish.Messages, rep.Publish.Rate, rep.Publish.Latency)
+	for i, g := range rep.Groups {
+		row(fmt.Sprintf("end to end, group %d", i+1), g.Messages, g.Rate, g.Latency)
+	}
+	if err := a.printTable(&t, ""); err != nil {
+		return err
+	}
+	if len(rep.Groups) > 0 {
+		fmt.Fprintln(a.out)
+		t = table.Table{
+			Head: []string{
+				"GROUP", "ACKED", "NACKED", "LAPSED", "CRASHES", "AGAIN", "DEAD",
+				"LOST", "DUPLICATED", "OUT OF ORDER", "OVERLAPPING", "OTHER", "VERDICT",
+			},
+			Right: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
+		}
+		for i, g := range rep.Groups {
+			v := g.Verdict
+			t.Add(i+1, quantity.Count(g.Acked), quantity.Count(g.Nacked), quantity.Count(g.Lapsed), g.Crashes, quantity.Count(g.Redelivered), quantity.Count(g.Dead),
+				v.Lost, v.Duplicated, v.Disordered, v.Overlapping, v.Altered+v.Other, v.Outcome)
+		}
+		if err := a.printTable(&t, ""); err != nil {
+			return err
+		}
+	}
+	a.loadNotes(rep, kept)
+	return nil
+}
+
+// loadNotes says in words what the tables do not.
+func (a *app) loadNotes(rep *loadtest.Report, kept bool) {
+	p := rep.Publish
+	a.talk("%s of bodies a second, %.1f messages a call; figures of %.1f s after %.1f s of warm-up.",
+		quantity.RoughSize(uint64(p.Bytes)), float64(p.Messages)/max(float64(p.Calls), 1), rep.Measured/1000, rep.Load.Warmup/1000)
+	if len(rep.Groups) > 0 && rep.Drained {
+		a.talk("The groups were through %s after the last receipt.", ms(rep.Drain))
+	}
+	if p.Unsent > 0 {
+		a.talk("%s messages were due and never sent: the rate was too high. They are in the publish latencies with the time that they had waited.", quantity.Count(p.Unsent))
+	}
+	if p.Duplicates > 0 {
+		a.talk("%s receipts were lost on their way; the messages were sent again and recognised.", quantity.Count(p.Duplicates))
+	}
+	if p.Unknown > 0 {
+		a.talk("%s messages have no receipt, and nobody knows whether they were stored.", quantity.Count(p.Unknown))
+	}
+	if rep.Interrupted {
+		a.talk("The run was interrupted; the figures are of the part before.")
+	}
+	for _, text := range rep.Verdict.Examples {
+		a.talk("VIOLATION %s", text)
+	}
+	switch rep.Verdict.Outcome {
+	case loadtest.Kept:
+		a.talk("Checked: nothing lost, nothing twice, every key in order and one at a time.")
+	case loadtest.NotJudged:
+		a.talk("There was no group, so nothing was checked but the receipts.")
+	}
+	if kept {
+		a.talk("Topic %s stays on the broker: 'strandmq topic delete %s' removes it.", rep.Topic, rep.Topic)
+	}
+}
