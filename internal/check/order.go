@@ -24,6 +24,7 @@ type Order struct {
 	rank   []int             // of each item within its key
 	keys   map[string][]int  // by key: its items, in order
 	next   map[string]int    // by key: the rank that must come
+	done   map[int]int       // by item: how many may have ended it, each in its own way
 	stamp  map[string]string // by key: the latest stamp that was handed out
 	passed []int             // items that were passed over
 	found  []Violation
@@ -37,7 +38,7 @@ const keepViolations = 20
 func NewOrder(items []Item) *Order {
 	o := &Order{
 		items: items, rank: make([]int, len(items)),
-		keys: map[string][]int{}, next: map[string]int{}, stamp: map[string]string{},
+		keys: map[string][]int{}, next: map[string]int{}, done: map[int]int{}, stamp: map[string]string{},
 	}
 	for i, it := range items {
 		o.rank[i] = len(o.keys[it.Key])
@@ -71,13 +72,19 @@ func (o *Order) HandedOut(i int, key, body string) {
 // key is due.
 func (o *Order) Done(i int) {
 	key := o.items[i].Key
+	o.done[i]++
 	o.next[key] = max(o.next[key], o.rank[i]+1)
 }
 
-// Undone takes Done back: the broker refused the settlement. If a later one of
-// the key arrived meanwhile, that was wrong already.
+// Undone takes one Done back: the broker refused the settlement. When two
+// members settle an item, since the first was too slow, only one is refused. If
+// a later item of the key arrived meanwhile, that was wrong already.
 func (o *Order) Undone(i int) {
 	key := o.items[i].Key
+	if o.done[i]--; o.done[i] > 0 {
+		return
+	}
+	delete(o.done, i)
 	if o.next[key] == o.rank[i]+1 {
 		o.next[key] = o.rank[i]
 	}

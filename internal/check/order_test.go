@@ -11,7 +11,7 @@ var input = []Item{
 }
 
 // run feeds steps: "3" hands out item 3 (from 0) and settles it, "3?" only hands
-// it out, "3!" takes the settlement back.
+// it out, "3+" only settles it, "3!" takes the settlement back.
 func run(steps string) *Order {
 	o := NewOrder(input)
 	for _, s := range strings.Fields(steps) {
@@ -19,6 +19,9 @@ func run(steps string) *Order {
 		switch s[1:] {
 		case "!":
 			o.Undone(i)
+			continue
+		case "+":
+			o.Done(i)
 			continue
 		}
 		o.HandedOut(i, input[i].Key, input[i].Body)
@@ -40,11 +43,12 @@ func TestOrderKept(t *testing.T) {
 		dead  []int
 	}{
 		{"0 1 2 3 4", nil},
-		{"1 4 0 2 3", nil},          // keys run in parallel
-		{"0? 1 0? 0 2? 2 4 3", nil}, // attempts
-		{"0 0! 0? 0 2 3 1 4", nil},  // a settlement was refused
-		{"0 3 1 4", []int{2}},       // one died, told to nobody
-		{"0 2 1", []int{3, 4}},      // the last ones died
+		{"1 4 0 2 3", nil},              // keys run in parallel
+		{"0? 1 0? 0 2? 2 4 3", nil},     // attempts
+		{"0 0! 0? 0 2 3 1 4", nil},      // a settlement was refused
+		{"0? 0? 0+ 0+ 0! 2 3 1 4", nil}, // two settled it, and the slow one was refused
+		{"0 3 1 4", []int{2}},           // one died, told to nobody
+		{"0 2 1", []int{3, 4}},          // the last ones died
 	} {
 		o := run(c.steps)
 		if missing := finish(o, c.dead...); o.Count() != 0 || missing != 0 {
