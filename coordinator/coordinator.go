@@ -109,7 +109,7 @@ func (c *Coordinator) Bootstrap(ctx context.Context, id string) (Cluster, error)
 // TopicSpec is a topic to create.
 type TopicSpec struct {
 	Name       string
-	Partitions int // 0: DefaultPartitions
+	Partitions int // 0: DefaultPartitions, or as many as the topic has that exists
 	Config     *strandmqv1.TopicConfig
 }
 
@@ -123,6 +123,9 @@ func (c *Coordinator) CreateTopic(ctx context.Context, spec TopicSpec) (t *Topic
 	}
 	if spec.Partitions == 0 {
 		spec.Partitions = DefaultPartitions
+		if t, ok := c.View().FindTopic(spec.Name); ok {
+			spec.Partitions = len(t.Partitions)
+		}
 	}
 	var bad ErrInvalid
 	if most := theLimits.topicPartitions; spec.Partitions < 1 || spec.Partitions > most {

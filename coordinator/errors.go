@@ -38,11 +38,16 @@ type ErrExists struct {
 	Kind    Kind
 	Name    string
 	Differs string // in words: what is different
+	Fixed   bool   // what is different cannot be altered
 }
 
 // Error says what is different.
 func (e *ErrExists) Error() string {
-	return fmt.Sprintf("%s %s exists with other settings: %s; alter it, or choose another name", e.Kind, plain.Quote(e.Name), e.Differs)
+	way := "alter it, or choose another name"
+	if e.Fixed {
+		way = "that cannot be altered, so choose another name"
+	}
+	return fmt.Sprintf("%s %s exists with other settings: %s; %s", e.Kind, plain.Quote(e.Name), e.Differs, way)
 }
 
 // ErrBusy is something that is on its way in or out. It passes.

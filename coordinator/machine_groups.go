@@ -35,7 +35,7 @@ func (mc *machine) createGroup(c *storagev1.CreateGroup) *result {
 		case g.Phase == Deleting:
 			return refuse(busy(KindGroup, g.Name, g.Phase))
 		case !proto.Equal(g.Policy, policy):
-			return refuse(&ErrExists{KindGroup, g.Name, policyDiffers(g.Policy, policy)})
+			return refuse(&ErrExists{Kind: KindGroup, Name: g.Name, Differs: policyDiffers(g.Policy, policy)})
 		}
 		return &result{topic: t, group: g, existed: true}
 	}

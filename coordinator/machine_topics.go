@@ -27,9 +27,9 @@ func (mc *machine) createTopic(c *storagev1.CreateTopic) *result {
 		case t.Phase == Deleting:
 			return refuse(busy(KindTopic, t.Name, t.Phase))
 		case len(t.Partitions) != n:
-			return refuse(&ErrExists{KindTopic, t.Name, fmt.Sprintf("it has %d partitions, not %d", len(t.Partitions), n)})
+			return refuse(&ErrExists{Kind: KindTopic, Name: t.Name, Differs: fmt.Sprintf("it has %d partitions, not %d", len(t.Partitions), n), Fixed: true})
 		case t.Config != cfg:
-			return refuse(&ErrExists{KindTopic, t.Name, differs(t.Config, cfg)})
+			return refuse(&ErrExists{Kind: KindTopic, Name: t.Name, Differs: differs(t.Config, cfg)})
 		}
 		return &result{topic: t, existed: true}
 	}
@@ -53,7 +53,7 @@ func (mc *machine) createTopic(c *storagev1.CreateTopic) *result {
 	return &result{topic: t}
 }
 
-// differs names the settings in which two configs differ.
+// differs names the first setting in which two configs differ.
 func differs(have, want TopicConfig) string {
 	for _, f := range []struct {
 		name       string

@@ -3,7 +3,6 @@ package main
 import (
 	"bufio"
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"time"
@@ -28,7 +27,7 @@ type consumeFlags struct {
 
 func (a *app) consumeCommand() *cobra.Command {
 	var f consumeFlags
-	f.workers.n, f.workers.least = 8, 1
+	f.workers.n, f.workers.least, f.workers.most = 8, 1, 1000
 	f.max.least = 1
 	f.retryFor.d = time.Minute
 	c := command(&cobra.Command{
@@ -119,7 +118,7 @@ func (a *app) runConsume(cmd *cobra.Command, topic string, f *consumeFlags) erro
 		api: a.dial(), topic: topic, group: f.group, name: f.member, format: format, retryFor: f.retryFor.d,
 		waiting: func(err error, d time.Duration) { a.talk("waiting %v: %v", d.Round(time.Millisecond), err) },
 	}
-	if err := a.ensureGroup(cmd.Context(), m, f); err != nil {
+	if err := a.ensureGroup(cmd, m, f); err != nil {
 		return err
 	}
 	peek := f.ack == "none"
@@ -150,8 +149,6 @@ func (a *app) runConsume(cmd *cobra.Command, topic string, f *consumeFlags) erro
 	return err
 }
 
-func newRequestID() string { return uuid.NewString() }
-
 // ownName is a member's name that no other has.
 func ownName() string {
 	host, err := os.Hostname()
@@ -173,7 +170,8 @@ func ownName() string {
 }
 
 // ensureGroup creates the group when there is none and the flags allow it.
-func (a *app) ensureGroup(ctx context.Context, m *member, f *consumeFlags) error {
+func (a *app) ensureGroup(cmd *cobra.Command, m *member, f *consumeFlags) error {
+	ctx := cmd.Context()
 	_, err := ask(ctx, m.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: m.topic, Group: m.group})
 	switch {
 	case err == nil:
@@ -186,6 +184,7 @@ func (a *app) ensureGroup(ctx context.Context, m *member, f *consumeFlags) error
 	case f.noCreate:
 		return fmt.Errorf("topic %s has no group %s: leave --no-create out, or create it with 'strandmq group create %s %s'", m.topic, m.group, m.topic, m.group)
 	}
+	a.beyond(cmd, m.topic, &f.from, nil)
 	_, err = ask(ctx, m.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{Topic: m.topic, Group: m.group, Start: f.from.wire(time.Now())})
 	if isReason(err, "GROUP_EXISTS") {
 		return nil // another member was faster, with a policy of its own
@@ -357,6 +356,3 @@ func (c *consumption) printDelivery(d *strandmqv1.Delivery) error {
 	_, err := fmt.Fprintf(c.out, "%d/%d\t%s\t%s\n", d.GetPartition(), d.GetOffset(), keyText(d.GetMessage()), plain.Text(string(body(d.GetMessage()))))
 	return err
 }
-
-// errSessionGone ends a member whose name was taken over.
-var errSessionGone = errors.New("another member of the same name has joined: give each its own --member")

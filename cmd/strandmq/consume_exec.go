@@ -286,17 +286,6 @@ func (c *consumption) environment(d *strandmqv1.Delivery) []string {
 	return env
 }
 
-// messageKey gives a message's key as bytes, and whether it has one.
-func messageKey(m *strandmqv1.Message) ([]byte, bool) {
-	switch k := m.GetKeyKind().(type) {
-	case *strandmqv1.Message_Key:
-		return []byte(k.Key), true
-	case *strandmqv1.Message_KeyBytes:
-		return k.KeyBytes, true
-	}
-	return nil, false
-}
-
 // lastLine is the last line that says something, as valid text within the limit
 // of a reason.
 func lastLine(b []byte) string {

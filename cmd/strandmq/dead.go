@@ -46,7 +46,7 @@ func (s *selector) flags(c *cobra.Command, many bool) {
 	}
 }
 
-// wire gives the selector of the flags, of which exactly one must be set.
+// selected gives the selector of the flags, of which exactly one must be set.
 func (a *app) selected(cmd *cobra.Command, s *selector, topic string) (*strandmqv1.DeadLetterSelector, error) {
 	set := cmd.Flags().Changed
 	var out *strandmqv1.DeadLetterSelector
@@ -127,8 +127,8 @@ func (a *app) deadList() *cobra.Command {
 			if err := a.printTable(&t, "Group "+args[1]+" has no dead letters."); err != nil {
 				return err
 			}
-			if more := all.GetTotal() - uint64(len(t.Rows)); len(t.Rows) > 0 && more > 0 && all.GetTotal() > uint64(len(t.Rows)) {
-				a.talk("%d more: ask with a larger --max", more)
+			if shown := uint64(len(t.Rows)); shown > 0 && all.GetTotal() > shown {
+				a.talk("%d more: ask with a larger --max", all.GetTotal()-shown)
 			}
 			return nil
 		})
@@ -234,6 +234,9 @@ again: at a terminal by hand, elsewhere with --confirm.`,
 			return err
 		}
 		if which.all {
+			if err := a.knownGroup(cmd, args); err != nil {
+				return err
+			}
 			if err := a.confirmed(args[1], confirm, "Discarding all dead letters of group "+args[1]); err != nil {
 				return err
 			}

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 
@@ -18,13 +17,6 @@ import (
 	"github.com/strandmq/strandmq/internal/table"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
-
-func sampleEnd(err error) error {
-	if errors.Is(err, io.EOF) {
-		return nil
-	}
-	return fmt.Errorf("the sample: %w", err)
-}
 
 func (a *app) demoCommand() *cobra.Command {
 	var data, listen string
@@ -52,11 +44,15 @@ two groups afresh.`,
 			Logger: slog.New(slog.NewTextHandler(a.err, &slog.HandlerOptions{Level: slog.LevelWarn})),
 		})
 		if err != nil {
-			return err
+			return startFailure(err)
 		}
 		a.talk("A broker serves at %s and keeps its data in %s.", b.URL(), data)
 		d := &demo{a: a, api: dial(b.URL()), failed: b.Failed()}
-		if err := d.run(cmd.Context()); err != nil {
+		err = d.run(cmd.Context())
+		if cmd.Context().Err() != nil {
+			err = fmt.Errorf("interrupted; what was published is kept in %s: run the same command again to go on", data)
+		}
+		if err != nil {
 			return errors.Join(err, b.Close())
 		}
 		if exit {
@@ -65,7 +61,7 @@ two groups afresh.`,
 		a.nextSteps(b.URL())
 		return a.serve(cmd.Context(), b)
 	})
-	c.Flags().StringVar(&data, "data", env("STRANDMQ_DATA", "./strandmq-data"), "the data folder; made if it does not exist")
+	c.Flags().StringVar(&data, "data", env("STRANDMQ_DATA", defaultData), "the data folder; made if it does not exist")
 	c.Flags().StringVar(&listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")
 	c.Flags().BoolVar(&exit, "exit", false, "stop the broker when the demo is over")
 	return c

@@ -2,8 +2,10 @@ package main
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/fnv"
+	"io"
 	"strings"
 
 	"github.com/strandmq/strandmq/cmd/strandmq/sample"
@@ -70,4 +72,12 @@ func failures(line []byte, delay int) int {
 		return 1
 	}
 	return 0
+}
+
+// sampleEnd is what ended the reading, unless it was the end.
+func sampleEnd(err error) error {
+	if errors.Is(err, io.EOF) {
+		return nil
+	}
+	return fmt.Errorf("the sample: %w", err)
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"math"
+	"os"
 	"strconv"
 	"time"
 
@@ -11,6 +12,17 @@ import (
 	"github.com/strandmq/strandmq/internal/quantity"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
+
+// defaultData is the data folder of a broker that was told of none.
+const defaultData = "./strandmq-data"
+
+// env gives what the environment says, or otherwise.
+func env(name, otherwise string) string {
+	if v := os.Getenv(name); v != "" {
+		return v
+	}
+	return otherwise
+}
 
 // spanFlag is a span of time, in the grammar of package quantity.
 type spanFlag struct{ d time.Duration }
@@ -61,19 +73,23 @@ func (f *positionFlag) wire(now time.Time) *strandmqv1.StartPosition {
 	}
 }
 
-// countFlag is a number from 0 (or least) to 4 billion; negative ones are
-// refused where a plain integer would wrap.
+// countFlag is a number from 0 (or least) to most (or 4 billion); negative ones
+// are refused where a plain integer would wrap.
 type countFlag struct {
-	n     uint32
-	least uint32
+	n           uint32
+	least, most uint32
 }
 
 func (f *countFlag) String() string { return strconv.FormatUint(uint64(f.n), 10) }
 func (f *countFlag) Type() string   { return "number" }
 func (f *countFlag) Set(s string) error {
+	most := f.most
+	if most == 0 {
+		most = math.MaxUint32
+	}
 	n, err := strconv.ParseUint(s, 10, 32)
-	if err != nil || n < uint64(f.least) {
-		return usagef("a whole number from %d to %d is wanted", f.least, uint32(math.MaxUint32))
+	if err != nil || n < uint64(f.least) || n > uint64(most) {
+		return usagef("a whole number from %d to %d is wanted", f.least, most)
 	}
 	f.n = uint32(n)
 	return nil

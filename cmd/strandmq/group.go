@@ -185,6 +185,7 @@ the same policy succeeds. --from says where it starts:
 		if err != nil {
 			return err
 		}
+		a.beyond(cmd, args[0], &from, nil)
 		res, err := ask(cmd.Context(), a.dial().groups.CreateGroup, &strandmqv1.CreateGroupRequest{
 			Topic: args[0], Group: args[1], Policy: p, Start: from.wire(time.Now()),
 		})
@@ -375,6 +376,7 @@ becomes stale, what is dead stays dead. The position is one of
 		if cmd.Flags().Changed("partition") {
 			req.Partition = proto.Uint32(partition.n)
 		}
+		a.beyond(cmd, args[0], &to, req.Partition)
 		res, err := ask(cmd.Context(), a.dial().groups.ResetGroup, req)
 		if err != nil {
 			return err
@@ -443,6 +445,9 @@ stay. The name has to be typed again: at a terminal by hand, elsewhere with
   strandmq group delete orders billing --confirm billing`,
 		Args: exact("TOPIC", "GROUP"),
 	}, func(cmd *cobra.Command, args []string) error {
+		if err := a.knownGroup(cmd, args); err != nil {
+			return err
+		}
 		if err := a.confirmed(args[1], confirm, "Deleting group "+args[1]+" of topic "+args[0]+" with its dead letters"); err != nil {
 			return err
 		}
@@ -455,4 +460,14 @@ stay. The name has to be typed again: at a terminal by hand, elsewhere with
 	})
 	c.Flags().StringVar(&confirm, "confirm", "", "the group's name again")
 	return c
+}
+
+// knownGroup refuses a group that does not exist, before its name has to be typed
+// again. Without an answer it is asked for all the same.
+func (a *app) knownGroup(cmd *cobra.Command, args []string) error {
+	_, err := ask(cmd.Context(), a.dial().groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: args[0], Group: args[1]})
+	if isReason(err, "UNKNOWN_TOPIC") || isReason(err, "UNKNOWN_GROUP") {
+		return err
+	}
+	return nil
 }

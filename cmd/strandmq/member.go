@@ -5,6 +5,8 @@ import (
 	"errors"
 	"time"
 
+	"github.com/google/uuid"
+
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -77,3 +79,8 @@ func (m *member) settle(ctx context.Context, list []*strandmqv1.Settlement) ([]*
 	}
 	return res.GetResults(), nil
 }
+
+func newRequestID() string { return uuid.NewString() }
+
+// errSessionGone ends a member whose name was taken over.
+var errSessionGone = errors.New("another member of the same name has joined: give each its own --member")

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"strconv"
 	"time"
 
 	"google.golang.org/protobuf/encoding/protojson"
@@ -13,7 +12,6 @@ import (
 
 	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/internal/table"
-	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 // marshal gives the API's JSON, on one line. protojson varies its spaces on
@@ -77,40 +75,6 @@ func stamp(t *timestamppb.Timestamp) string {
 		return "-"
 	}
 	return t.AsTime().Format("2006-01-02T15:04:05.000Z")
-}
-
-// keyText prints a message's key: quoted when it is not plain text.
-func keyText(m *strandmqv1.Message) string {
-	key, ok := messageKey(m)
-	if !ok {
-		return "-"
-	}
-	return plain.Short(plain.Key(key), 60)
-}
-
-// body gives a message's body as bytes.
-func body(m *strandmqv1.Message) []byte {
-	switch b := m.GetBody().(type) {
-	case *strandmqv1.Message_Text:
-		return []byte(b.Text)
-	case *strandmqv1.Message_Bytes:
-		return b.Bytes
-	case *strandmqv1.Message_Json:
-		raw, err := marshal(b.Json)
-		if err != nil {
-			return nil
-		}
-		return raw
-	}
-	return nil
-}
-
-// headerValue gives a header's value as text for people.
-func headerValue(h *strandmqv1.Header) string {
-	if v, ok := h.GetValueKind().(*strandmqv1.Header_ValueBytes); ok {
-		return strconv.Quote(string(v.ValueBytes))
-	}
-	return h.GetValue()
 }
 
 // millis turns a span into the wire's milliseconds, refusing what would be lost.

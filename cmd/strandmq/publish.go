@@ -42,9 +42,11 @@ Nothing is stored twice. Each message has an id, and the broker stores an id of 
 topic and key once. So if the command is cut off, or a line is bad, run it again:
 lines that are stored already are counted as duplicates. Ids come from --id-field,
 or are derived from the first line of the input, the line's number, and the line
-itself. A line that was changed is therefore a new message; lines around it keep
-their ids. To publish the same lines once more on purpose, give that round a name
-with --again NAME: it is part of the ids, so each name is stored once.
+itself. So a line that was changed in its place is a new message, and the others
+keep their ids; but after a change of the first line, or when lines are put in or
+taken out, the lines from there on are new messages. Input that is edited like
+that wants --id-field. To publish the same lines once more on purpose, give that
+round a name with --again NAME: it is part of the ids, so each name is stored once.
 
 A bad line ends the command with its number; the lines before it are stored.
 While the broker's queues are full, the command waits as long as the broker says.
@@ -233,6 +235,13 @@ func (a *app) publishLines(ctx context.Context, p *publisher, in *ndjson.Reader,
 		}
 		return text
 	}
+	// before says what of the input is stored when line n is not.
+	before := func(n int) string {
+		if n == 1 {
+			return "nothing was stored"
+		}
+		return "the lines before it are stored"
+	}
 	for b := range batches {
 		if len(b.messages) > 0 {
 			results, err := p.send(ctx, b.messages)
@@ -246,8 +255,8 @@ func (a *app) publishLines(ctx context.Context, p *publisher, in *ndjson.Reader,
 				if refused := r.GetProblem(); refused != nil {
 					m.end()
 					a.talk("%s", summary())
-					return fmt.Errorf("line %d of %s was refused: %s; the lines before it are stored, mend it and run the same command again: nothing is stored twice",
-						b.lines[i], name, refused.GetMessage())
+					return fmt.Errorf("line %d of %s was refused: %s; %s, mend it and run the same command again: nothing is stored twice",
+						b.lines[i], name, refused.GetMessage(), before(b.lines[i]))
 				}
 				if r.GetReceipt().GetDuplicate() {
 					duplicates++
@@ -276,7 +285,7 @@ func (a *app) publishLines(ctx context.Context, p *publisher, in *ndjson.Reader,
 			}
 			return nil
 		case errors.As(b.err, &bad):
-			return fmt.Errorf("%s, %w; the lines before it are stored, mend it and run the same command again: nothing is stored twice", name, bad)
+			return fmt.Errorf("%s, %w; %s, mend it and run the same command again: nothing is stored twice", name, bad, before(bad.Line))
 		}
 		return fmt.Errorf("reading %s %w", name, b.err)
 	}
@@ -349,7 +358,9 @@ func readBatches(ctx context.Context, in *ndjson.Reader, f *publishFlags, header
 			}
 			b.messages, b.lines = append(b.messages, one.messages...), append(b.lines, one.lines...)
 			b.bytes, b.read = b.bytes+one.bytes, one.read
-			if len(b.messages) == batchMessages && !send() {
+			// The first line goes alone: all ids derive from it, so if it is refused
+			// and mended, no other line may be stored under the ids of before.
+			if (len(b.messages) == batchMessages || b.lines[0] == 1 && f.idField == "") && !send() {
 				return
 			}
 		case <-timer.C:

@@ -14,6 +14,7 @@ import (
 	"github.com/charmbracelet/x/term"
 	"github.com/spf13/cobra"
 
+	"github.com/strandmq/strandmq/internal/broker"
 	"github.com/strandmq/strandmq/internal/plain"
 )
 
@@ -25,6 +26,8 @@ type app struct {
 
 	server string // --server
 	output string // --output
+
+	noHelp error // help was asked for what does not exist
 }
 
 // The exit codes.
@@ -58,9 +61,16 @@ func run(a *app, args []string) int {
 	root.SetArgs(args)
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil {
+		err = a.noHelp
+	}
+	if err == nil {
 		return exitDone
 	}
-	fmt.Fprintln(a.err, "strandmq: "+plain.Lines(err.Error()))
+	text := err.Error()
+	if ctx.Err() != nil { // by a signal
+		text = strings.NewReplacer(context.Canceled.Error(), "interrupted", context.Cause(ctx).Error(), "interrupted").Replace(text)
+	}
+	fmt.Fprintln(a.err, "strandmq: "+plain.Lines(text))
 	var failed *failure
 	if errors.As(err, &failed) {
 		return exitFailed
@@ -98,19 +108,56 @@ to standard error. NO_COLOR is respected.`,
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	server := os.Getenv("STRANDMQ_SERVER")
-	if server == "" {
-		server = "http://127.0.0.1:7171"
-	}
-	root.PersistentFlags().StringVar(&a.server, "server", server, "the broker's URL (environment: STRANDMQ_SERVER)")
+	root.PersistentFlags().StringVar(&a.server, "server", env("STRANDMQ_SERVER", "http://"+broker.DefaultListen), "the broker's URL (environment: STRANDMQ_SERVER)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "how to print data: table or json (the API's own JSON)")
 	must(root.RegisterFlagCompletionFunc("output", words("table", "json")))
 	root.AddCommand(
 		a.serveCommand(), a.demoCommand(),
 		a.topicCommand(), a.publishCommand(), a.consumeCommand(),
-		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.loadtestCommand(), a.versionCommand(),
+		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.versionCommand(),
 	)
+	a.helpOfCobra(root)
+	a.completions(root, map[string]completer{"TOPIC": a.topicNames, "GROUP": a.groupNames})
 	return root
+}
+
+// helpOfCobra makes the commands that cobra adds like ours: with examples, and
+// strict. Asked for help on what does not exist, cobra gives help on what does,
+// and success.
+func (a *app) helpOfCobra(root *cobra.Command) {
+	help := root.HelpFunc()
+	root.SetHelpFunc(func(cmd *cobra.Command, given []string) {
+		// With --help, what stands before it was taken for arguments.
+		if left := cmd.Flags().Args(); cmd.HasSubCommands() && len(left) > 0 {
+			a.noHelp = unknownCommand(cmd, left[0])
+			return
+		}
+		help(cmd, given)
+	})
+	root.SetHelpCommand(&cobra.Command{
+		Use:     "help [COMMAND]",
+		Short:   "Help on a command",
+		Example: "  strandmq help\n  strandmq help group reset",
+		Args:    cobra.ArbitraryArgs,
+		RunE: func(_ *cobra.Command, args []string) error {
+			cmd, rest, err := root.Find(args)
+			if err != nil || cmd.HasSubCommands() && len(rest) > 0 {
+				return unknownCommand(cmd, rest[0])
+			}
+			return cmd.Help()
+		},
+	})
+	root.InitDefaultCompletionCmd()
+	for _, c := range root.Commands() {
+		if c.Name() != "completion" {
+			continue
+		}
+		c.Example = "  strandmq completion bash\n  strandmq completion zsh > _strandmq"
+		c.Args, c.RunE = cobra.ArbitraryArgs, onlyCommands
+		for _, shell := range c.Commands() {
+			shell.Example = "  strandmq completion " + shell.Name()
+		}
+	}
 }
 
 // checkShared checks the flags that all commands have.
@@ -123,7 +170,7 @@ func (a *app) checkShared() error {
 	}
 	u, err := url.Parse(a.server)
 	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return usagef("--server %q is no URL such as http://127.0.0.1:7171", a.server)
+		return usagef("--server %q is no URL such as http://%s", a.server, broker.DefaultListen)
 	}
 	return nil
 }
@@ -169,9 +216,14 @@ func onlyCommands(cmd *cobra.Command, args []string) error {
 	if len(args) == 0 {
 		return cmd.Help()
 	}
-	text := fmt.Sprintf("%q is no command of '%s'", args[0], cmd.CommandPath())
+	return unknownCommand(cmd, args[0])
+}
+
+// unknownCommand says what was perhaps meant.
+func unknownCommand(cmd *cobra.Command, word string) error {
+	text := fmt.Sprintf("%q is no command of '%s'", word, cmd.CommandPath())
 	cmd.SuggestionsMinimumDistance = 2
-	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
+	if near := cmd.SuggestionsFor(word); len(near) > 0 {
 		text += fmt.Sprintf("; did you mean '%s %s'?", cmd.CommandPath(), near[0])
 	}
 	return usagef("%s", text)

@@ -2,9 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"os"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -17,13 +17,6 @@ type serveFlags struct {
 	data, listen, level, format string
 	hosts                       []string
 	session                     spanFlag
-}
-
-func env(name, otherwise string) string {
-	if v := os.Getenv(name); v != "" {
-		return v
-	}
-	return otherwise
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -42,6 +35,9 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
   strandmq serve --listen 127.0.0.1:0 --log-format json`,
 		Args: exact(),
 	}, func(cmd *cobra.Command, args []string) error {
+		if f.session.d == 0 {
+			return usagef("--session-timeout 0: a member that never times out keeps what it holds for good; use 1s to 1h")
+		}
 		log, err := a.logger(f.level, f.format)
 		if err != nil {
 			return err
@@ -55,13 +51,13 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 			return nil
 		}
 		if err != nil {
-			return err
+			return startFailure(err)
 		}
 		a.talk("serving at %s, data in %s; Ctrl-C stops", b.URL(), f.data)
 		return a.serve(cmd.Context(), b)
 	})
 	fl := c.Flags()
-	fl.StringVar(&f.data, "data", env("STRANDMQ_DATA", "strandmq-data"), "the data folder; made if it does not exist")
+	fl.StringVar(&f.data, "data", env("STRANDMQ_DATA", defaultData), "the data folder; made if it does not exist")
 	fl.StringVar(&f.listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")
 	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")
 	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long is gone")
@@ -70,6 +66,18 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))
 	must(c.RegisterFlagCompletionFunc("log-format", words("auto", "text", "json")))
 	return c
+}
+
+// startFailure tells wrong flags from what the machine did not give.
+func startFailure(err error) error {
+	var start *broker.StartError
+	if errors.As(err, &start) {
+		switch start.Reason {
+		case broker.BadConfig, broker.BadListen, broker.NotLoopback:
+			return usagef("%v", err)
+		}
+	}
+	return err
 }
 
 // serve waits until the broker is told to stop or fails.
@@ -91,7 +99,13 @@ func (a *app) logger(level, format string) (*slog.Logger, error) {
 	if err := l.UnmarshalText([]byte(level)); err != nil {
 		return nil, usagef("--log-level %q: choose debug, info, warn or error", level)
 	}
-	opts := &slog.HandlerOptions{Level: l}
+	// A duration as a bare number of nanoseconds tells nobody its unit.
+	opts := &slog.HandlerOptions{Level: l, ReplaceAttr: func(_ []string, attr slog.Attr) slog.Attr {
+		if attr.Value.Kind() == slog.KindDuration {
+			attr.Value = slog.StringValue(attr.Value.Duration().String())
+		}
+		return attr
+	}}
 	switch {
 	case format == "json" || format == "auto" && !terminal(a.err):
 		return slog.New(slog.NewJSONHandler(a.err, opts)), nil

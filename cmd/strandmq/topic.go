@@ -69,8 +69,7 @@ func (s *topicSettings) config(c *cobra.Command) (*strandmqv1.TopicConfig, error
 func (a *app) topicCreate() *cobra.Command {
 	var settings topicSettings
 	var partitions countFlag
-	partitions.least = 1
-	partitions.n = 8
+	partitions.least, partitions.most = 1, 1024
 	c := command(&cobra.Command{
 		Use:   "create TOPIC",
 		Short: "Create a topic",
@@ -97,7 +96,8 @@ with the same settings succeeds.`,
 		}
 		return a.show(res, func() error { return a.topicFacts(res.GetTopic()) })
 	})
-	c.Flags().Var(&partitions, "partitions", "how many partitions, 1 to 1024: the most members of a group that work without sharing one")
+	c.Flags().Var(&partitions, "partitions", "how many partitions, 1 to 1024: the most members of a group that work without sharing one (default 8)")
+	c.Flags().Lookup("partitions").DefValue = ""
 	settings.flags(c, true)
 	return c
 }
@@ -219,6 +219,11 @@ to be typed again: at a terminal by hand, elsewhere with --confirm.`,
   strandmq topic delete orders --confirm orders`,
 		Args: exact("TOPIC"),
 	}, func(cmd *cobra.Command, args []string) error {
+		// To type a name again that stands for nothing helps nobody. Without an
+		// answer the question is asked all the same.
+		if _, err := ask(cmd.Context(), a.dial().topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: args[0]}); isReason(err, "UNKNOWN_TOPIC") {
+			return err
+		}
 		if err := a.confirmed(args[0], confirm, "Deleting topic "+args[0]+" with its messages, groups and dead letters"); err != nil {
 			return err
 		}

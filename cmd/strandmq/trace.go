@@ -5,7 +5,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/strandmq/strandmq/internal/offsets"
 	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/internal/table"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -95,33 +94,4 @@ func (a *app) life(m *strandmqv1.MessageTrace) error {
 		states.Add(s.GetGroup(), s.GetState(), s.GetAttempts(), orDash(s.GetDetail()))
 	}
 	return a.printTable(&states, "")
-}
-
-// place turns a partition and a typed position into a message's place. Only
-// positions from the end or the start need to ask the broker.
-func (a *app) place(cmd *cobra.Command, topic string, partition uint32, f *positionFlag) (*strandmqv1.MessagePlace, error) {
-	switch f.p.Kind {
-	case offsets.Offset:
-		return &strandmqv1.MessagePlace{Partition: partition, Offset: f.p.N}, nil
-	case offsets.Latest:
-		return nil, usagef("latest is the place of the next message: use -1 for the last one")
-	case offsets.Time, offsets.Ago:
-		return nil, usagef("--offset %v: one message is wanted, by N, -N or earliest", f.p)
-	}
-	res, err := ask(cmd.Context(), a.dial().topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: topic})
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range res.GetPartitions() {
-		if p.GetPartition() != partition {
-			continue
-		}
-		offset, ok := f.p.In(p.GetStartOffset(), p.GetEndOffset())
-		if !ok {
-			return nil, fmt.Errorf("partition %d of topic %s keeps offsets %d to %d: there is no message at %v",
-				partition, topic, p.GetStartOffset(), int64(p.GetEndOffset())-1, f.p)
-		}
-		return &strandmqv1.MessagePlace{Partition: partition, Offset: offset}, nil
-	}
-	return nil, fmt.Errorf("topic %s has no partition %d: they are numbered from 0 to %d", topic, partition, len(res.GetPartitions())-1)
 }

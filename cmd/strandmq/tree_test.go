@@ -10,13 +10,11 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// eachCommand calls fn with every command of ours.
+// eachCommand calls fn with every command, those of cobra included.
 func eachCommand(root *cobra.Command, fn func(c *cobra.Command)) {
 	fn(root)
 	for _, c := range root.Commands() {
-		if c.Name() != "help" && c.Name() != "completion" {
-			eachCommand(c, fn)
-		}
+		eachCommand(c, fn)
 	}
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"runtime"
 	"runtime/debug"
 
@@ -27,6 +28,13 @@ func versionText() string {
 	return "development"
 }
 
+// build is what this program was built from.
+type build struct {
+	Version  string `json:"version"`
+	Go       string `json:"go"`
+	Platform string `json:"platform"`
+}
+
 func (a *app) versionCommand() *cobra.Command {
 	var server bool
 	c := command(&cobra.Command{
@@ -36,12 +44,15 @@ func (a *app) versionCommand() *cobra.Command {
   strandmq version --of-server --output json`,
 		Args: exact(),
 	}, func(cmd *cobra.Command, args []string) error {
-		own := &strandmqv1.NodeInfoResponse{Version: versionText()}
 		if !server {
-			return a.show(own, func() error {
-				a.facts("version", own.GetVersion(), "go", runtime.Version(), "platform", runtime.GOOS+"/"+runtime.GOARCH)
-				return nil
-			})
+			own := build{versionText(), runtime.Version(), runtime.GOOS + "/" + runtime.GOARCH}
+			if a.json() {
+				out := json.NewEncoder(a.out)
+				out.SetIndent("", "  ")
+				return out.Encode(own)
+			}
+			a.facts("version", own.Version, "go", own.Go, "platform", own.Platform)
+			return nil
 		}
 		res, err := ask(cmd.Context(), a.dial().node.NodeInfo, &strandmqv1.NodeInfoRequest{})
 		if err != nil {

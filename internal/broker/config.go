@@ -6,8 +6,10 @@ import (
 	"log/slog"
 	"net"
 	"strconv"
+	"strings"
 	"time"
 
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -101,6 +103,13 @@ func (c Config) Validate() error {
 	bad(c.StopTime < 0, "stop time: %v is negative", c.StopTime)
 	bad(c.RequestBytes < 16<<20, "request bytes: %d is less than 16 MiB", c.RequestBytes)
 	bad(c.Connections < 1, "connections: at least 1")
+	for _, h := range c.AllowedHosts {
+		name := hostName(h)
+		wrong := name == "" || strings.ContainsFunc(name, func(r rune) bool {
+			return r > 127 || !(r >= 'a' && r <= 'z' || r >= '0' && r <= '9' || r == '-' || r == '.' || r == '_' || r == ':')
+		})
+		bad(wrong, "allowed host: %s is no host name such as broker.example.org", plain.Quote(h))
+	}
 	if err := checkListen(c.Listen); err != nil {
 		faults = append(faults, err)
 	}

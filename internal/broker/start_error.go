@@ -16,6 +16,7 @@ const (
 	BadConfig     StartReason = "BAD_CONFIG"     // Config.Validate says no
 	BadListen     StartReason = "BAD_LISTEN"     // not an address and port
 	NotLoopback   StartReason = "NOT_LOOPBACK"   // an address that others can reach
+	ListenFailed  StartReason = "LISTEN_FAILED"  // the machine does not give that address or port
 	PortTaken     StartReason = "PORT_TAKEN"     // something listens there
 	FolderInUse   StartReason = "FOLDER_IN_USE"  // another broker has the folder open
 	FolderForeign StartReason = "FOLDER_FOREIGN" // something else is in the folder
@@ -79,7 +80,7 @@ func listenError(addr string, err error) error {
 	case errors.Is(err, syscall.EADDRINUSE):
 		return &StartError{Reason: PortTaken, Err: err, Text: fmt.Sprintf("%s is taken by another program, perhaps another broker: stop it, or choose another port with --listen", addr)}
 	case errors.Is(err, syscall.EACCES):
-		return &StartError{Reason: BadListen, Err: err, Text: fmt.Sprintf("%s may not be used by this user: choose a port of 1024 or above", addr)}
+		return &StartError{Reason: ListenFailed, Err: err, Text: fmt.Sprintf("%s may not be used by this user: choose a port of 1024 or above", addr)}
 	}
-	return &StartError{Reason: BadListen, Err: err, Text: fmt.Sprintf("cannot listen on %s: %v", addr, err)}
+	return &StartError{Reason: ListenFailed, Err: err, Text: fmt.Sprintf("cannot listen on %s: %v", addr, err)}
 }

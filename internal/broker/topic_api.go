@@ -16,9 +16,6 @@ func (a topicAPI) CreateTopic(ctx context.Context, req *strandmqv1.CreateTopicRe
 	if err := names.Topic(req.GetTopic()); err != nil {
 		return nil, inField(err, "topic")
 	}
-	if n := req.GetPartitions(); n > 1024 {
-		return nil, refuse("BAD_VALUE", "partitions", "%d is not 1 to 1,024", n)
-	}
 	t, existed, err := a.b.coord.CreateTopic(ctx, coordinator.TopicSpec{Name: req.GetTopic(), Partitions: int(req.GetPartitions()), Config: req.GetConfig()})
 	if err != nil {
 		return nil, err

@@ -146,7 +146,7 @@ func (p Position) String() string {
 	case Time:
 		return "@" + p.Time.Format(time.RFC3339Nano)
 	case Ago:
-		return "@-" + p.Ago.String()
+		return "@-" + quantity.FormatSpan(p.Ago)
 	}
 	return fmt.Sprintf("offsets.Kind(%d)", p.Kind)
 }

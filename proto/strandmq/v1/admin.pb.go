@@ -278,7 +278,8 @@ type CreateTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The name: letters, digits, dot, underscore, dash; 1 to 200; no dot first.
 	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
-	// How many partitions, 1 to 1,024. 0: 8.
+	// How many partitions, 1 to 1,024. 0: 8, or as many as the topic has that
+	// exists.
 	Partitions uint32 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
 	// The settings.
 	Config        *TopicConfig `protobuf:"bytes,3,opt,name=config,proto3" json:"config,omitempty"`
