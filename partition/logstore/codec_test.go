@@ -3,6 +3,7 @@ package logstore
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"io"
 	"testing"
 
@@ -57,6 +58,30 @@ func FuzzDecodeRows(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A table's ends may be those of deleted ranges, which are no rows' keys.
+func TestRangesBetween(t *testing.T) {
+	entry := func(p, i uint64) []byte { return appendEntryKey(nil, p, i) }
+	for _, c := range []struct {
+		what        string
+		first, last []byte
+		want        string
+	}{
+		{"entries of one log", entry(2, 5), entry(2, 9), "[p2 [5..9]]"},
+		{"a whole log", appendPrefix(nil, nsEntry, 2), appendPrefixEnd(nil, nsEntry, 2), "[p2 [1..]]"},
+		{"a log's rest", entry(2, 5), appendPrefixEnd(nil, nsEntry, 2), "[p2 [5..]]"},
+		{"of two partitions", entry(2, 5), entry(4, 3), "[p2 [5..] p4 [3..]]"},
+		{"rows and a deleted log", appendKey(nil, IDs, 1, []byte("k")), appendPrefixEnd(nil, nsEntry, 3), "[p1 [1..] p3 [1..]]"},
+		{"the store's rows and a log", counterKey(), appendPrefixEnd(nil, nsEntry, 3), "[p3 [1..]]"},
+		{"an end that is no key", entry(2, 5), []byte{keyFormat, byte(nsEntry) + 1}, "[p2 [5..]]"},
+		{"the store's rows alone", identityKey(), counterKey(), "[]"},
+		{"no keys", nil, []byte("x"), "[]"},
+	} {
+		if got := fmt.Sprint(rangesBetween(c.first, c.last)); got != c.want {
+			t.Errorf("%s: %s, want %s", c.what, got, c.want)
+		}
+	}
 }
 
 func FuzzDecodeKey(f *testing.F) {

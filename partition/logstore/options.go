@@ -3,6 +3,7 @@ package logstore
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"fmt"
 	"log/slog"
 	"time"
@@ -104,13 +105,18 @@ func (s *Store) damageOf(err error) *ErrDamaged {
 // rangesBetween says which parts of logs the keys of a damaged file may belong
 // to, as well as its first and last key can tell.
 func rangesBetween(first, last []byte) []Range {
-	a, okA := decodeKey(first)
-	b, okB := decodeKey(last)
-	if !okA || !okB {
+	a, okA := decodeBound(first, false)
+	b, okB := decodeBound(last, true)
+	switch {
+	case !okA && !okB:
 		return nil
+	case !okA:
+		a = decodedKey{ns: b.ns, partition: b.partition}
+	case !okB:
+		b = decodedKey{ns: a.ns, partition: a.partition}
 	}
 	if a.partition == b.partition && a.ns == nsEntry && b.ns == nsEntry {
-		return []Range{{Partition: a.partition, Low: a.index, High: b.index}}
+		return []Range{{Partition: a.partition, Low: max(a.index, 1), High: b.index}}
 	}
 	// Rows of more than one partition or namespace: each end is certain to be
 	// affected, what lies between is not known from here.
@@ -125,6 +131,21 @@ func rangesBetween(first, last []byte) []Range {
 		}
 	}
 	return rs
+}
+
+// decodeBound takes a table's first or last key apart. Where a range was deleted
+// that is no row's key but a bare prefix, and as the last one it is that of the
+// partition behind.
+func decodeBound(k []byte, last bool) (decodedKey, bool) {
+	d, ok := decodeKey(k)
+	if ok || len(k) != prefixLen || k[0] != keyFormat {
+		return d, ok
+	}
+	d = decodedKey{ns: Namespace(k[1]), partition: binary.BigEndian.Uint64(k[2:])}
+	if last && d.partition > 0 {
+		d.partition--
+	}
+	return d, true
 }
 
 // pebbleLogger passes Pebble's talk on. Its Fatalf does not end the process:
