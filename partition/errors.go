@@ -13,8 +13,9 @@ func (e *ErrUnknownPartition) Error() string {
 	return fmt.Sprintf("partition %v is not on this node: refresh the route and try again", e.Partition)
 }
 
-// ErrFull tells that a queue is at its bound. Nothing was taken in; the same
-// call may succeed after RetryAfter.
+// ErrFull tells that a queue is at its bound, or that the store cannot keep up
+// with its disk. Nothing was taken in; the same call may succeed after
+// RetryAfter.
 type ErrFull struct {
 	Partition  PartitionID
 	RetryAfter time.Duration

@@ -455,3 +455,68 @@ func deadline() func() bool {
 		return time.Now().After(end)
 	}
 }
+
+// While the store waits for its disk, publishes are turned away at once, though
+// the queues have room; what was taken in before is stored, and when the disk
+// goes on so do publishes.
+func TestStallTurnsAway(t *testing.T) {
+	gate := make(chan struct{})
+	fs := errorfs.Wrap(vfs.NewCrashableMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind == errorfs.OpCreate && strings.HasSuffix(op.Path, ".sst") {
+			<-gate // no memory table gets to the disk
+		}
+		return nil
+	}))
+	store, err := logstore.Open(logstore.Config{FS: fs, Dir: "store", MemTableBytes: 256 << 10, CacheBytes: 1 << 20})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := Open(Config{Node: 1, Store: store, QueueBytes: 1 << 30, PartitionQueueBytes: 1 << 30})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := h.Create(within(t), 1); err != nil {
+		t.Fatal(err)
+	}
+	answers := make(chan error, 1000)
+	taken := 0
+	var full *ErrFull
+	for deadline := time.Now().Add(20 * time.Second); ; {
+		// Enough for all memory tables, and then only once the store is stuck.
+		for taken >= 200 && !store.Stalled() && time.Now().Before(deadline) {
+			runtime.Gosched()
+		}
+		err := h.PublishAsync(1, batch(strings.Repeat("x", 30<<10)), func(_ []Stored, err error) { answers <- err })
+		if errors.As(err, &full) {
+			break
+		}
+		if err != nil || taken > 200 {
+			t.Fatalf("%d publishes were taken, then %v", taken, err)
+		}
+		taken++
+	}
+	if full.RetryAfter < stallRetry || !store.Stalled() {
+		t.Errorf("turned away with %v, stalled %v", full, store.Stalled())
+	}
+	close(gate)
+	for range taken {
+		if err := <-answers; err != nil {
+			t.Fatal(err)
+		}
+	}
+	for {
+		_, err := h.Publish(within(t), 1, batch("after"))
+		if err == nil {
+			break
+		}
+		if !errors.As(err, &full) {
+			t.Fatal(err)
+		}
+	}
+	if pos, err := h.Position(1); err != nil || int(pos.End) != taken+1 {
+		t.Errorf("%v, %v: %d were taken", pos, err, taken+1)
+	}
+	if err := errors.Join(h.Close(), store.Close()); err != nil {
+		t.Fatal(err)
+	}
+}

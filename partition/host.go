@@ -209,6 +209,12 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 		return err
 	}
 	size := int64(len(batch))
+	if h.cfg.Store.Stalled() {
+		// The next write waits for the disk, and everything queued waits behind
+		// it: more would only be told later. Commands still go in, since they
+		// are small and their callers have less to fall back on.
+		return &ErrFull{Partition: id, RetryAfter: max(h.rate.timeFor(h.queued.Load()), stallRetry)}
+	}
 	if err := h.reserve(id, sh, size); err != nil {
 		return err
 	}
@@ -255,6 +261,10 @@ func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, er
 		return nil, &ErrOutcomeUnknown{Partition: id, Why: context.Cause(ctx).Error()}
 	}
 }
+
+// stallRetry is when to come again while the store waits for its disk. Stalls
+// last from some tens of milliseconds to seconds.
+const stallRetry = 100 * time.Millisecond
 
 // proposalBytes is what a queued proposal or event is counted for beside its
 // bytes.
