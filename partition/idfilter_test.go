@@ -50,7 +50,7 @@ func TestIDsAreLearned(t *testing.T) {
 	n := newNode(t, Config{})
 	n.create(1, 2)
 	send := func(p PartitionID) (dups int) {
-		for b := range 9 {
+		for b := range 5 {
 			recs := make([]record.Record, 1000)
 			for i := range recs {
 				recs[i] = record.Record{ID: fmt.Sprintf("%d-%d", b, i)}
@@ -97,7 +97,7 @@ func TestIDsAreLearned(t *testing.T) {
 				t.Errorf("%v: covered is not %v", p, want)
 			}
 		}
-		for b := range 9 {
+		for b := range 5 {
 			for i := range 1000 {
 				k := keyOf(fmt.Appendf(nil, "%d-%d", b, i), nil, false)
 				if !n.core.seen.has(1, k) {
@@ -112,8 +112,8 @@ func TestIDsAreLearned(t *testing.T) {
 		if err := n.View(within(t), 1, func(App, Position) { n.core.replicas[1].log.dup.covered = covered }); err != nil {
 			t.Fatal(err)
 		}
-		if dups := send(1); dups != 9000 {
-			t.Errorf("covered %v: %d of 9000 repeats were found", covered, dups)
+		if dups := send(1); dups != 5000 {
+			t.Errorf("covered %v: %d of 5000 repeats were found", covered, dups)
 		}
 	}
 	if dups := send(2); dups != 0 {

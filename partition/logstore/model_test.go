@@ -23,6 +23,9 @@ func trials(sample int) int {
 	if n, err := strconv.Atoi(os.Getenv("LOGSTORE_TRIALS")); err == nil && n > 0 {
 		return n
 	}
+	if testing.Short() {
+		return max(1, sample/4)
+	}
 	return sample
 }
 

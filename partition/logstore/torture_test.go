@@ -202,7 +202,7 @@ func TestFailNth(t *testing.T) {
 			t.Run(name, func(t *testing.T) {
 				// The sample looks at every operation of the open and then at
 				// ever wider gaps; with more trials the gaps close.
-				step := int64(max(1, 400/trials(25)))
+				step := int64(max(1, 400/max(12, trials(25))))
 				runs := 0
 				for n := int64(1); ; n += 1 + rand.New(rand.NewPCG(uint64(n), 3)).Int64N(2*step) {
 					hit, err := failNth(uint64(n), n, kind, sticky)

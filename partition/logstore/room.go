@@ -1,0 +1,44 @@
+package logstore
+
+import (
+	"errors"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// Room is the room on the file system that a store lies on, in bytes.
+type Room struct {
+	Total uint64
+	Free  uint64 // for this process
+}
+
+// ErrRoomUnknown tells that a file system does not say how much room it has.
+var ErrRoomUnknown = errors.New("the file system does not say how much room it has")
+
+// Room asks the file system of the folder, or of the nearest folder above it
+// that exists. It needs no open store.
+func (c Config) Room() (Room, error) {
+	fs, dir := c.FS, c.Dir
+	if fs == nil {
+		fs = vfs.Default
+	}
+	for {
+		u, err := fs.GetDiskUsage(dir)
+		switch above := fs.PathDir(dir); {
+		case err == nil:
+			return Room{Total: u.TotalBytes, Free: u.AvailBytes}, nil
+		case errors.Is(err, vfs.ErrUnsupported):
+			return Room{}, ErrRoomUnknown
+		case above == dir || dir == "":
+			return Room{}, err
+		default:
+			dir = above
+		}
+	}
+}
+
+// RoomNeeded is the room that the store's own files want beside what is kept:
+// two log files as large as a memory table, which are allocated before they are
+// written, the table that is made of one, and as much again while tables are
+// merged.
+func (c Config) RoomNeeded() uint64 { return 4 * uint64(c.withDefaults().MemTableBytes) }
