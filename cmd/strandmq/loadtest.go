@@ -240,21 +240,24 @@ func (a *app) showLoad(rep *loadtest.Report, kept bool) error {
 		return err
 	}
 	if len(rep.Groups) > 0 {
-		fmt.Fprintln(a.out)
-		t = table.Table{
-			Head: []string{
-				"GROUP", "ACKED", "NACKED", "LAPSED", "CRASHES", "AGAIN", "DEAD",
-				"LOST", "DUPLICATED", "OUT OF ORDER", "OVERLAPPING", "OTHER", "VERDICT",
-			},
-			Right: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
+		did := table.Table{
+			Head:  []string{"GROUP", "ACKED", "NACKED", "LAPSED", "CRASHES", "AGAIN", "DEAD"},
+			Right: []int{1, 2, 3, 4, 5, 6},
+		}
+		verdicts := table.Table{
+			Head:  []string{"GROUP", "LOST", "DUPLICATED", "OUT OF ORDER", "OVERLAPPING", "OTHER", "VERDICT"},
+			Right: []int{1, 2, 3, 4, 5},
 		}
 		for i, g := range rep.Groups {
+			did.Add(i+1, quantity.Count(g.Acked), quantity.Count(g.Nacked), quantity.Count(g.Lapsed), g.Crashes, quantity.Count(g.Redelivered), quantity.Count(g.Dead))
 			v := g.Verdict
-			t.Add(i+1, quantity.Count(g.Acked), quantity.Count(g.Nacked), quantity.Count(g.Lapsed), g.Crashes, quantity.Count(g.Redelivered), quantity.Count(g.Dead),
-				v.Lost, v.Duplicated, v.Disordered, v.Overlapping, v.Altered+v.Other, v.Outcome)
+			verdicts.Add(i+1, v.Lost, v.Duplicated, v.Disordered, v.Overlapping, v.Altered+v.Other, v.Outcome)
 		}
-		if err := a.printTable(&t, ""); err != nil {
-			return err
+		for _, t := range []*table.Table{&did, &verdicts} {
+			fmt.Fprintln(a.out)
+			if err := a.printTable(t, ""); err != nil {
+				return err
+			}
 		}
 	}
 	a.loadNotes(rep, kept)

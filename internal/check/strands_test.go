@@ -109,7 +109,8 @@ func (s *script) step(t *testing.T, line string) {
 		s.j.Ended(uint64(words[0][1]))
 		return
 	}
-	verb, m := words[1], Sent{}
+	verb := words[1]
+	var m Sent
 	if len(words) == 2 || strings.Contains(words[1], "=") || words[1][0] != 'g' && len(words[1]) <= 3 {
 		verb, m = words[0], named(t, words[1]) // an answer
 	} else {
