@@ -179,6 +179,26 @@ func TestSettleByTheGroupsClock(t *testing.T) {
 	}
 }
 
+// The shell's commands move the clock between the turns of the leader. What they
+// moved it by must not be counted again: it would add up.
+func TestStampsDoNotDriveTheClock(t *testing.T) {
+	c := newClocked(t)
+	c.s.Now = func() partition.Millis {
+		c.w.mu.Lock()
+		defer c.w.mu.Unlock()
+		return c.w.now + 20
+	}
+	for range 200 {
+		c.settle(0, Extend)
+		c.settle(1, Extend)
+		c.w.advance(10)
+		if ahead := c.g.clock - c.w.now; ahead > 20 {
+			t.Fatalf("the group's clock is %d ms ahead of the shell's", ahead-20)
+		}
+	}
+	c.want("after 2 s of extends", 2, 0, 1)
+}
+
 // A leap is void when it was made before, and traced as it is applied.
 func TestLeap(t *testing.T) {
 	c := newClocked(t)

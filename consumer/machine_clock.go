@@ -49,7 +49,12 @@ func (h *hand) timed() bool {
 // keepTime takes a turn of the leader's clock and tells the group's time.
 func (h *hand) keepTime(now partition.Millis) partition.Millis {
 	p := &h.pace
-	p.time = max(p.time, h.g.clock)
+	if !p.begun || h.g.clock-p.time > maxTurn {
+		p.time, p.turn = h.g.clock, now // where the log left it, or leapt to
+	}
+	// Otherwise the log's clock is not looked at. The shell's commands may have
+	// moved it since the last turn: by what has passed since, which is counted
+	// below, and to count it twice would make a fast clock.
 	if !h.timed() {
 		*p = pace{time: max(h.g.clock, now), turn: now, begun: true}
 		h.g.shared.set(0, maxTime)
@@ -68,7 +73,7 @@ func (h *hand) keepTime(now partition.Millis) partition.Millis {
 		p.time = now
 	}
 	h.g.shared.set(p.time-now, p.time+maxTurn)
-	return p.time
+	return max(p.time, h.g.clock)
 }
 
 // ahead is how far the group's time is ahead of the leader's own clock.
