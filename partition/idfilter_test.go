@@ -8,6 +8,7 @@ import (
 
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition/logstore"
 )
 
 func filterKey(i uint64) (k idKey) {
@@ -131,5 +132,28 @@ func BenchmarkIDFilter(b *testing.B) {
 		if f.has(1, filterKey(uint64(i)+1_000_000_000)) {
 			continue
 		}
+	}
+}
+
+// A damaged row of an id stops nobody but who asks for that id.
+func TestDamagedIDIsNoReasonToStop(t *testing.T) {
+	n := newNode(t, Config{})
+	n.create(1)
+	msg := func(id string) []byte { return record.Append(nil, record.Meta{}, []record.Record{{ID: id}}) }
+	n.publish(1, msg("a"))
+	wb := n.store.NewBatch()
+	if err := wb.Set(logstore.IDs, 1, []byte{0}, []byte("no id has this key")); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.store.CommitNoSync(wb); err != nil {
+		t.Fatal(err)
+	}
+	n.restart()
+	<-n.learned
+	if s := n.publish(1, msg("a"))[0]; s != (Stored{Offset: 0, Duplicate: true}) {
+		t.Errorf("the repeat is %+v", s)
+	}
+	if s := n.publish(1, msg("b"))[0]; s != (Stored{Offset: 1}) {
+		t.Errorf("a new id is %+v", s)
 	}
 }

@@ -190,7 +190,8 @@ func (h *Host) end() {
 func (h *Host) fall(err error, rest []input) {
 	h.setCause(err)
 	h.failed <- err
-	h.cfg.Logger.Error("the node's partitions stopped", "err", err)
+	// The store has logged why, and whoever takes the failure says what to do.
+	h.cfg.Logger.Error("the node's partitions stopped, since its store did")
 	h.stopMu.Lock()
 	h.stopped = true
 	h.stopMu.Unlock()

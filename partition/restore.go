@@ -73,11 +73,9 @@ func (c *core) restore(r *replica) error {
 	r.rlog.hard.Commit = max(r.rlog.hard.Commit, uint64(state.index))
 	r.term = r.rlog.hard.Term
 	r.log = newMessageLog(r.id, c.store, r.shelf, &c.tail, &c.seen, state)
+	// One damaged row of an id must not stop the partition: its reader will.
 	some, err := r.log.read.ids(nil, 1)
-	if err != nil {
-		return err
-	}
-	r.log.dup.covered = len(some) == 0
+	r.log.dup.covered = err == nil && len(some) == 0
 	r.rows = appRows{id: r.id, store: c.store}
 	if r.app, err = c.cfg.NewApp(r.id, &r.rows); err != nil {
 		return fmt.Errorf("restoring its state: %w", err)

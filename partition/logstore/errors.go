@@ -146,6 +146,10 @@ type ErrFailed struct {
 }
 
 func (e *ErrFailed) Error() string {
+	var full *ErrDiskFull
+	if errors.As(e.Err, &full) { // it says what to do
+		return "store stopped: " + full.Error()
+	}
 	return fmt.Sprintf("store stopped: %s %s: %v; check the disk and start the broker again", e.Op, e.Path, e.Err)
 }
 
