@@ -37,7 +37,7 @@ func TestKill(t *testing.T) {
 	kills := envNumber(t, "STRANDMQ_KILLS", 10)
 	seed := envNumber(t, "STRANDMQ_SEED", int(time.Now().UnixNano()%1_000_000))
 	t.Logf("STRANDMQ_KILLS=%d STRANDMQ_SEED=%d", kills, seed)
-	p := startProcess(t)
+	p := startProcess(t, buildBroker(t))
 	s := &storm{t: t, api: dial(p.url), seed: uint64(seed), ctx: t.Context()}
 	s.setUp()
 	publishing, stopPublishing := context.WithCancel(t.Context())
@@ -113,6 +113,7 @@ func envNumber(t *testing.T, name string, otherwise int) int {
 type process struct {
 	t        *testing.T
 	binary   string
+	args     []string // further ones of serve
 	dir      string
 	url      string
 	listen   string
@@ -121,13 +122,19 @@ type process struct {
 	starting int
 }
 
-func startProcess(t *testing.T) *process {
-	p := &process{t: t, dir: t.TempDir()}
-	p.binary = filepath.Join(p.dir, "strandmq")
-	build := exec.Command("go", "build", "-o", p.binary, ".")
+// buildBroker builds the binary.
+func buildBroker(t *testing.T) string {
+	binary := filepath.Join(t.TempDir(), "strandmq")
+	build := exec.Command("go", "build", "-o", binary, ".")
 	if out, err := build.CombinedOutput(); err != nil {
 		t.Fatalf("go build: %v\n%s", err, out)
 	}
+	return binary
+}
+
+// startProcess starts a broker on a fresh folder. It ends with the test.
+func startProcess(t *testing.T, binary string, args ...string) *process {
+	p := &process{t: t, dir: t.TempDir(), binary: binary, args: args}
 	// A port that stays the same over restarts, so that clients find it again.
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -144,7 +151,8 @@ func startProcess(t *testing.T) *process {
 // start starts the broker and waits until it serves.
 func (p *process) start() {
 	p.starting++
-	p.cmd = exec.Command(p.binary, "serve", "--data", filepath.Join(p.dir, "data"), "--listen", p.listen, "--log-level", "warn")
+	args := append([]string{"serve", "--data", filepath.Join(p.dir, "data"), "--listen", p.listen, "--log-level", "warn"}, p.args...)
+	p.cmd = exec.Command(p.binary, args...)
 	p.cmd.Stderr = &p.log
 	if err := p.cmd.Start(); err != nil {
 		p.t.Fatal(err)
@@ -420,7 +428,7 @@ func (s *storm) drain() {
 
 // history reads the log and the dead letters back and closes the record.
 func (s *storm) history() check.History {
-	h := check.History{Events: s.events, Log: s.readBack(), Groups: s.groups}
+	h := check.History{Events: s.events, Log: readBack(s.ctx, s.t, s.api, stormTopic), Groups: s.groups}
 	for i := range h.Groups {
 		token := ""
 		for {
@@ -446,22 +454,22 @@ func (s *storm) history() check.History {
 	return h
 }
 
-// readBack reads every message with a group of its own.
-func (s *storm) readBack() (log []check.Stored) {
+// readBack reads every message of a topic with a group of its own.
+func readBack(ctx context.Context, t *testing.T, api *clients, topic string) (log []check.Stored) {
 	const group = "readback"
-	if _, err := ask(s.ctx, s.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{
-		Topic: stormTopic, Group: group, Policy: &strandmqv1.GroupPolicy{Mode: strandmqv1.GroupMode_GROUP_MODE_NONE, AtMostOnce: proto.Bool(true)},
+	if _, err := ask(ctx, api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{
+		Topic: topic, Group: group, Policy: &strandmqv1.GroupPolicy{Mode: strandmqv1.GroupMode_GROUP_MODE_NONE, AtMostOnce: proto.Bool(true)},
 	}); err != nil {
-		s.t.Fatal(err)
+		t.Fatal(err)
 	}
-	m := &member{api: s.api, topic: stormTopic, group: group, name: "reader"}
-	if err := m.join(s.ctx); err != nil {
-		s.t.Fatal(err)
+	m := &member{api: api, topic: topic, group: group, name: "reader"}
+	if err := m.join(ctx); err != nil {
+		t.Fatal(err)
 	}
 	for {
-		got, err := m.receive(s.ctx, newRequestID(), 1000, 500*time.Millisecond)
+		got, err := m.receive(ctx, newRequestID(), 1000, 500*time.Millisecond)
 		if err != nil {
-			s.t.Fatal(err)
+			t.Fatal(err)
 		}
 		for _, d := range got {
 			msg := d.GetMessage()
@@ -473,9 +481,9 @@ func (s *storm) readBack() (log []check.Stored) {
 		if len(got) > 0 {
 			continue
 		}
-		res, err := ask(s.ctx, s.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: stormTopic, Group: group})
+		res, err := ask(ctx, api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: topic, Group: group})
 		if err != nil {
-			s.t.Fatal(err)
+			t.Fatal(err)
 		}
 		if res.GetCounts().GetLag() == 0 {
 			break

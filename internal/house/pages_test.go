@@ -235,19 +235,27 @@ func TestPromisesAreBorne(t *testing.T) {
 			t.Errorf("docs/promises.md: %s names no test; name one as `folder.TestName`, or say %q", p, noTest)
 		}
 	}
-	// Benchmarks are named on a page of their own.
-	for _, m := range namedTest.FindAllStringSubmatch(read(t, "docs/benchmarks.md"), -1) {
-		if !functions[m[1]] {
-			t.Errorf("docs/benchmarks.md names %s, which does not exist: correct the name", m[1])
-		}
+	namesExist(t, "docs/promises.md", functions)
+}
+
+// TestPagesNameWhatExists holds the other pages that name tests and benchmarks.
+func TestPagesNameWhatExists(t *testing.T) {
+	functions := testFunctions(t)
+	for _, page := range []string{"docs/benchmarks.md", "docs/cases.md"} {
+		namesExist(t, page, functions)
 	}
-	for _, m := range namedTest.FindAllStringSubmatch(page, -1) {
+}
+
+// namesExist looks for every test and benchmark that a page names.
+func namesExist(t *testing.T, page string, functions map[string]bool) {
+	t.Helper()
+	for _, m := range namedTest.FindAllStringSubmatch(read(t, page), -1) {
 		if !functions[m[1]] {
-			t.Errorf("docs/promises.md names %s, which does not exist: correct the name, or say %q", m[1], noTest)
+			t.Errorf("%s names %s, which does not exist: correct the name, or say %q", page, m[1], noTest)
 			continue
 		}
 		if sub := strings.TrimPrefix(m[2], "/"); sub != "" && !subtestExists(t, path.Dir(m[1])+"/"+strings.SplitN(path.Base(m[1]), ".", 2)[0], sub) {
-			t.Errorf("docs/promises.md names %s%s, but no test data and no test of that package has the name %s", m[1], m[2], sub)
+			t.Errorf("%s names %s%s, but no test data and no test of that package has the name %s", page, m[1], m[2], sub)
 		}
 	}
 }

@@ -1,0 +1,322 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strconv"
+	"sync"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
+)
+
+// seen is one hand-out as a member saw it.
+type seen struct {
+	*strandmqv1.Delivery
+	name, key string
+	at        time.Time // when the member had it
+}
+
+// nameOf reads the name that a message carries in its first header.
+func nameOf(m *strandmqv1.Message) string {
+	if len(m.GetHeaders()) == 0 {
+		return "?"
+	}
+	return m.GetHeaders()[0].GetValue()
+}
+
+// ledger is what the members of one group saw. It judges as it goes: one of a
+// key at a time, in the order of offsets but for replays, and nothing again
+// that was acked.
+type ledger struct {
+	t     *testing.T
+	group string
+
+	mu     sync.Mutex
+	tokens map[string]bool
+	all    []seen
+	open   map[string]seen      // the key's message that is out or failed
+	done   map[string]time.Time // messages acked, and when
+	dead   map[string]bool
+	last   map[string]uint64 // the key's highest offset
+}
+
+func newLedger(t *testing.T, group string) *ledger {
+	return &ledger{
+		t: t, group: group, tokens: make(map[string]bool), open: make(map[string]seen),
+		done: make(map[string]time.Time), dead: make(map[string]bool), last: make(map[string]uint64),
+	}
+}
+
+// add notes a hand-out, unless it was seen before: asking again is no news.
+func (l *ledger) add(x seen) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.tokens[x.GetToken()] {
+		return
+	}
+	l.tokens[x.GetToken()] = true
+	l.all = append(l.all, x)
+	if _, acked := l.done[x.name]; acked {
+		l.t.Errorf("%s: %s was acked and came again", l.group, x.name)
+	}
+	if l.dead[x.name] && !x.GetReplayed() {
+		l.t.Errorf("%s: %s is a dead letter and came again without a replay", l.group, x.name)
+	}
+	if x.key == "" {
+		return // without a key there is no order
+	}
+	if other, ok := l.open[x.key]; ok && other.name != x.name {
+		l.t.Errorf("%s: %s came while %s was unsettled", l.group, x.name, other.name)
+	}
+	if !x.GetReplayed() && x.GetOffset() < l.last[x.key] {
+		l.t.Errorf("%s: %s at offset %d came after offset %d of its key", l.group, x.name, x.GetOffset(), l.last[x.key])
+	}
+	l.last[x.key] = max(l.last[x.key], x.GetOffset())
+	l.open[x.key] = x
+	delete(l.dead, x.name)
+}
+
+// acking is noted before an ack is sent, since the next message may be with
+// another member before the answer comes; a refused one is taken back.
+func (l *ledger) acking(x seen) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, x.key)
+}
+
+func (l *ledger) acked(x seen, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if ok {
+		l.done[x.name] = time.Now()
+	}
+}
+
+// died notes that a message became a dead letter.
+func (l *ledger) died(x seen) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.open, x.key)
+	l.dead[x.name] = true
+}
+
+// of gives a key's hand-outs, or with a name's number a message's.
+func (l *ledger) of(name string) (out []seen) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, x := range l.all {
+		if x.key == name || x.name == name {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// want says what was seen of a key or a message, as name/attempt, and with an r
+// where it was a replay.
+func (l *ledger) want(name string, want ...string) {
+	l.t.Helper()
+	var got []string
+	for _, x := range l.of(name) {
+		got = append(got, x.String())
+	}
+	if !slices.Equal(got, want) {
+		l.t.Errorf("%s: what came of %s was %v, want %v", l.group, name, got, want)
+	}
+}
+
+func (x seen) String() string {
+	s := x.name + "/" + strconv.Itoa(int(x.GetAttempt()))
+	if x.GetReplayed() {
+		s += "r"
+	}
+	return s
+}
+
+// first says of every message that it came once, as attempt 1.
+func first(names ...string) (out []string) {
+	for _, n := range names {
+		out = append(out, n+"/1")
+	}
+	return out
+}
+
+// ackedBefore says that messages were done before a moment.
+func (l *ledger) ackedBefore(at time.Time, names ...string) {
+	l.t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range names {
+		if done, ok := l.done[n]; !ok || done.After(at) {
+			l.t.Errorf("%s: %s was not done by then (%v after)", l.group, n, done.Sub(at))
+		}
+	}
+}
+
+// desk is one member with connections and a session of its own.
+type desk struct {
+	y         *scene
+	l         *ledger
+	transport *http.Transport
+	consume   strandmqv1connect.ConsumeServiceClient
+	name      string
+	session   string
+}
+
+// desk opens a session. One of the same name ends by it, as when a consumer
+// that crashed is started again.
+func (y *scene) desk(l *ledger, name string) *desk {
+	y.t.Helper()
+	d := &desk{y: y, l: l, name: name, transport: &http.Transport{}}
+	d.consume = strandmqv1connect.NewConsumeServiceClient(&http.Client{Transport: d.transport}, y.s.p.url, connect.WithAcceptCompression("gzip", nil, nil))
+	y.t.Cleanup(d.transport.CloseIdleConnections)
+	d.session = given(ask(y.t.Context(), d.consume.Join, &strandmqv1.JoinRequest{Topic: y.topic, Group: l.group, Member: name}))(y.t).GetSession()
+	return d
+}
+
+// vanish cuts the member's connections. It says nothing more.
+func (d *desk) vanish() { d.transport.CloseIdleConnections() }
+
+// ask receives under a new request id: only what no earlier call was given.
+// Without fresh it gets what is outstanding again.
+func (d *desk) ask(ctx context.Context, n uint32, wait time.Duration, fresh bool) ([]seen, error) {
+	req := &strandmqv1.ReceiveRequest{
+		Topic: d.y.topic, Group: d.l.group, Member: d.name, Session: d.session, MaxMessages: n, WaitMs: wait.Milliseconds(),
+		BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES,
+	}
+	if fresh {
+		req.RequestId = newRequestID()
+	}
+	res, err := d.consume.Receive(ctx, req)
+	if err != nil {
+		return nil, err
+	}
+	var got []seen
+	for _, x := range res.GetDeliveries() {
+		key, _ := messageKey(x.GetMessage())
+		s := seen{Delivery: x, name: nameOf(x.GetMessage()), key: string(key), at: time.Now()}
+		d.l.add(s)
+		got = append(got, s)
+	}
+	return got, nil
+}
+
+func (d *desk) receive(n uint32, wait time.Duration) []seen {
+	d.y.t.Helper()
+	return given(d.ask(d.y.t.Context(), n, wait, true))(d.y.t)
+}
+
+// take waits for one delivery, which must be a certain message and attempt,
+// written name/attempt.
+func (d *desk) take(want string) seen {
+	d.y.t.Helper()
+	for deadline := time.Now().Add(patience); time.Now().Before(deadline); {
+		got := d.receive(1, time.Second)
+		if len(got) == 0 {
+			continue
+		}
+		if got[0].String() != want {
+			d.y.t.Fatalf("%s: %s came, want %s", d.l.group, got[0], want)
+		}
+		return got[0]
+	}
+	d.y.t.Fatalf("%s: %s did not come: %v", d.l.group, want, d.y.group(d.l.group))
+	return seen{}
+}
+
+// nothing says that there is nothing for the member at the moment.
+func (d *desk) nothing(why string) {
+	d.y.t.Helper()
+	if got := d.receive(10, 0); len(got) > 0 {
+		d.y.t.Fatalf("%s: %v came, although %s", d.l.group, got, why)
+	}
+}
+
+// settle settles one delivery.
+func (d *desk) settle(x seen, action strandmqv1.SettleAction, reason string, delay time.Duration) (*strandmqv1.SettleResult, error) {
+	if action == ack {
+		d.l.acking(x)
+	}
+	res, err := d.consume.Settle(d.y.t.Context(), &strandmqv1.SettleRequest{
+		Topic: d.y.topic, Group: d.l.group, Member: d.name,
+		Settlements: []*strandmqv1.Settlement{{Token: x.GetToken(), Action: action, Reason: reason, DelayMs: delay.Milliseconds()}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	r := res.GetResults()[0]
+	if action == ack {
+		d.l.acked(x, r.GetProblem() == nil)
+	}
+	if r.GetDeadLettered() {
+		d.l.died(x)
+	}
+	return r, nil
+}
+
+// done settles one delivery, which must succeed.
+func (d *desk) done(x seen, action strandmqv1.SettleAction, reason string) *strandmqv1.SettleResult {
+	d.y.t.Helper()
+	r := given(d.settle(x, action, reason, 0))(d.y.t)
+	if r.GetProblem() != nil {
+		d.y.t.Fatalf("%s: %s of %s: %v", d.l.group, action, x, r.GetProblem())
+	}
+	return r
+}
+
+// handle takes and acks messages one after the other, each with its first
+// attempt.
+func (d *desk) handle(names ...string) {
+	d.y.t.Helper()
+	for _, x := range first(names...) {
+		d.done(d.take(x), ack, "")
+	}
+}
+
+// die nacks a message until it is a dead letter.
+func (d *desk) die(name string, attempts int) {
+	d.y.t.Helper()
+	for i := 1; i <= attempts; i++ {
+		x := d.take(name + "/" + strconv.Itoa(i))
+		if r := d.done(x, nack, "broken "+x.String()); r.GetDeadLettered() != (i == attempts) {
+			d.y.t.Fatalf("nack of %s: dead is %v", x, r.GetDeadLettered())
+		}
+	}
+}
+
+// work handles what comes, by a rule that gives the action or false to leave
+// the delivery lying, until the context ends.
+func (d *desk) work(ctx context.Context, rule func(seen) (strandmqv1.SettleAction, bool)) {
+	for ctx.Err() == nil {
+		got, err := d.ask(ctx, 10, 200*time.Millisecond, true)
+		if err != nil && ctx.Err() == nil {
+			d.y.t.Errorf("%s: receive: %v", d.l.group, err)
+			return
+		}
+		for _, x := range got {
+			action, answer := rule(x)
+			if !answer {
+				continue
+			}
+			if r, err := d.settle(x, action, "the test says so", 0); err != nil || r.GetProblem() != nil {
+				d.y.t.Errorf("%s: %s of %s: %v %v", d.l.group, action, x, err, r)
+			}
+		}
+	}
+}
+
+// ackAll is the rule of a member without faults.
+func ackAll(seen) (strandmqv1.SettleAction, bool) { return ack, true }
+
+// pass waits until a moment that the broker named is over.
+func pass(at time.Time) {
+	time.Sleep(time.Until(at) + millisecond) // the moment is what the case is about
+}

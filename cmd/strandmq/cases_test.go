@@ -1,0 +1,304 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// TestCases plays failures that users met in other brokers against the real
+// binary, which is killed with kill -9 and started again where a case says so.
+// docs/cases.md has each case in a sentence.
+func TestCases(t *testing.T) {
+	binary := buildBroker(t)
+	// The shortest session, where a member goes without a word.
+	vanishing := []string{"--session-timeout", "1s"}
+	for _, c := range []struct {
+		name string
+		play func(t *testing.T, s *stage)
+		args []string // of serve
+	}{
+		{"c16_dedupe_over_kills", dedupeOverKills, nil},
+		{"c1_nack_or_lapse", nackOrLapse, vanishing},
+		{"c5_attempts_survive_restarts", attemptsSurviveRestarts, nil},
+		{"c6_crash_and_hang_count", crashAndHangCount, vanishing},
+		{"c7_stale_tokens", staleTokens, vanishing},
+		{"c8_innocent_neighbours", innocentNeighbours, nil},
+		{"c10_dead_letters_whole", deadLettersWhole, nil},
+		{"c12_replay_in_order", replayInOrder, nil},
+		{"c13_park_and_limit", parkAndLimit, nil},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			c.play(t, newStage(t, binary, c.args...))
+		})
+	}
+}
+
+// The actions, shorter.
+const (
+	ack     = strandmqv1.SettleAction_SETTLE_ACTION_ACK
+	nack    = strandmqv1.SettleAction_SETTLE_ACTION_NACK
+	reject  = strandmqv1.SettleAction_SETTLE_ACTION_REJECT
+	extend  = strandmqv1.SettleAction_SETTLE_ACTION_EXTEND
+	release = strandmqv1.SettleAction_SETTLE_ACTION_RELEASE
+)
+
+// patience bounds every wait for something that should come at once.
+const patience = 15 * time.Second
+
+// millisecond is how much shorter than asked a wait may look from outside: the
+// log's times are whole milliseconds, cut off.
+const millisecond = time.Millisecond
+
+// stage is one broker.
+type stage struct {
+	t   *testing.T
+	p   *process
+	api *clients
+}
+
+func newStage(t *testing.T, binary string, args ...string) *stage {
+	p := startProcess(t, binary, args...)
+	t.Cleanup(func() {
+		if t.Failed() {
+			p.showLog()
+		}
+	})
+	return &stage{t: t, p: p, api: dial(p.url)}
+}
+
+// restart kills the broker with kill -9 and starts it again.
+func (s *stage) restart() {
+	s.p.kill()
+	s.p.start()
+	s.ready()
+}
+
+// stopAndStart ends the broker in good order and starts it again.
+func (s *stage) stopAndStart() {
+	if err := s.p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := s.p.cmd.Wait(); err != nil {
+		s.t.Errorf("the broker did not stop in good order: %v", err)
+	}
+	s.p.start()
+	s.ready()
+}
+
+func (s *stage) ready() {
+	until(s.t, "the broker is ready", func() bool {
+		res, err := http.Get(s.p.url + "/readyz")
+		if err != nil {
+			return false
+		}
+		defer res.Body.Close()
+		_, _ = io.Copy(io.Discard, res.Body)
+		return res.StatusCode == http.StatusOK
+	})
+}
+
+// until waits for a condition.
+func until(t *testing.T, what string, ok func() bool) {
+	t.Helper()
+	deadline := time.Now().Add(patience)
+	for !ok() {
+		if time.Now().After(deadline) {
+			t.Fatalf("it did not come to pass within %v: %s", patience, what)
+		}
+		time.Sleep(5 * time.Millisecond) // between two looks
+	}
+}
+
+// scene is a topic with the groups g1 and g2. What members were given is
+// judged as it comes: see ledger.
+type scene struct {
+	t      *testing.T
+	s      *stage
+	topic  string
+	g1, g2 *ledger
+}
+
+// scene makes the topic and its groups. Failures are told to t.
+func (s *stage) scene(t *testing.T, topic string, partitions uint32, p1, p2 *strandmqv1.GroupPolicy) *scene {
+	t.Helper()
+	given(ask(t.Context(), s.api.topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: topic, Partitions: partitions}))(t)
+	y := &scene{t: t, s: s, topic: topic, g1: newLedger(t, "g1"), g2: newLedger(t, "g2")}
+	for group, p := range map[string]*strandmqv1.GroupPolicy{"g1": p1, "g2": p2} {
+		given(ask(t.Context(), s.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{Topic: topic, Group: group, Policy: p}))(t)
+	}
+	return y
+}
+
+// named gives a message that is known by its name: a1 is of key a.
+func named(name string) *strandmqv1.Message {
+	return &strandmqv1.Message{
+		KeyKind: &strandmqv1.Message_Key{Key: strings.TrimRight(name, "0123456789")}, Id: name,
+		Headers: []*strandmqv1.Header{
+			{Name: "name", ValueKind: &strandmqv1.Header_Value{Value: name}},
+			{Name: "name", ValueKind: &strandmqv1.Header_Value{Value: "once more"}},
+		},
+		Body: &strandmqv1.Message_Text{Text: "body of " + name},
+	}
+}
+
+// numbered lists names: numbered("a", 2, 4) is a2 a3 a4.
+func numbered(key string, first, last int) (names []string) {
+	for i := first; i <= last; i++ {
+		names = append(names, fmt.Sprintf("%s%d", key, i))
+	}
+	return names
+}
+
+// publish stores messages, each new.
+func (y *scene) publish(messages ...*strandmqv1.Message) []*strandmqv1.Receipt {
+	y.t.Helper()
+	res := given(ask(y.t.Context(), y.s.api.publish.Publish, &strandmqv1.PublishRequest{Topic: y.topic, Messages: messages}))(y.t)
+	var receipts []*strandmqv1.Receipt
+	for i, r := range res.GetResults() {
+		if r.GetProblem() != nil || r.GetReceipt().GetDuplicate() {
+			y.t.Fatalf("message %d was not stored anew: %v", i, r)
+		}
+		receipts = append(receipts, r.GetReceipt())
+	}
+	return receipts
+}
+
+func (y *scene) publishNamed(names ...string) []*strandmqv1.Receipt {
+	y.t.Helper()
+	list := make([]*strandmqv1.Message, len(names))
+	for i, n := range names {
+		list[i] = named(n)
+	}
+	return y.publish(list...)
+}
+
+// group describes a group.
+func (y *scene) group(group string) *strandmqv1.DescribeGroupResponse {
+	y.t.Helper()
+	res := given(ask(y.t.Context(), y.s.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: y.topic, Group: group}))(y.t)
+	for _, p := range res.GetPartitions() {
+		c := p.GetCounts()
+		sum := c.GetReady() + c.GetBlocked() + c.GetInFlight() + c.GetBackingOff() + c.GetParked() +
+			c.GetDead() + c.GetAcked() + c.GetSkipped() + c.GetNotScanned()
+		if sum != p.GetEnd()-p.GetStart() {
+			y.t.Errorf("group %s: the counts add up to %d, and there are %d messages: %v", group, sum, p.GetEnd()-p.GetStart(), c)
+		}
+	}
+	return res
+}
+
+func (y *scene) counts(group string) *strandmqv1.GroupCounts {
+	y.t.Helper()
+	return y.group(group).GetCounts()
+}
+
+// standing is where a message stands in a group.
+func (y *scene) standing(group, id string) *strandmqv1.TraceState {
+	y.t.Helper()
+	res := given(ask(y.t.Context(), y.s.api.trace.Trace, &strandmqv1.TraceRequest{Topic: y.topic, Which: &strandmqv1.TraceRequest_Id{Id: id}}))(y.t)
+	for _, m := range res.GetMessages() {
+		for _, s := range m.GetStates() {
+			if s.GetGroup() == group {
+				return s
+			}
+		}
+	}
+	y.t.Fatalf("trace says nothing of %s in %s", id, group)
+	return nil
+}
+
+// deadLetters lists a group's dead letters by small pages.
+func (y *scene) deadLetters(group string) (all []*strandmqv1.DeadLetter) {
+	y.t.Helper()
+	for token := ""; ; {
+		res := given(ask(y.t.Context(), y.s.api.dead.ListDeadLetters, &strandmqv1.ListDeadLettersRequest{
+			Topic: y.topic, Group: group, PageSize: 7, PageToken: token, BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES,
+		}))(y.t)
+		all = append(all, res.GetDeadLetters()...)
+		if token = res.GetNextPageToken(); token == "" {
+			if int(res.GetTotal()) != len(all) {
+				y.t.Errorf("group %s: %d dead letters are listed of %d", group, len(all), res.GetTotal())
+			}
+			return all
+		}
+	}
+}
+
+// deadLetter gets one with its history.
+func (y *scene) deadLetter(group, id string) *strandmqv1.DeadLetter {
+	y.t.Helper()
+	return given(ask(y.t.Context(), y.s.api.dead.GetDeadLetter, &strandmqv1.GetDeadLetterRequest{
+		Topic: y.topic, Group: group, Which: &strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Id{Id: id}},
+	}))(y.t).GetDeadLetter()
+}
+
+// wantDead says that a group has these dead letters and no others.
+func (y *scene) wantDead(group string, names ...string) {
+	y.t.Helper()
+	var got []string
+	for _, d := range y.deadLetters(group) {
+		got = append(got, nameOf(d.GetMessage()))
+	}
+	if !slices.Equal(got, names) {
+		y.t.Errorf("dead letters of %s: %v, want %v", group, got, names)
+	}
+}
+
+// wantHistory says how a dead letter's attempts ended.
+func (y *scene) wantHistory(group, id string, outcomes ...string) {
+	y.t.Helper()
+	d := y.deadLetter(group, id)
+	var got []string
+	for _, a := range d.GetHistory() {
+		got = append(got, a.GetOutcome())
+	}
+	if int(d.GetAttempts()) != len(outcomes) || !slices.Equal(got, outcomes) {
+		y.t.Errorf("dead letter %s of %s: attempts %d, %v; want %v", id, group, d.GetAttempts(), got, outcomes)
+	}
+}
+
+// keyed selects the dead letters of a key.
+func keyed(key string) *strandmqv1.DeadLetterSelector {
+	return &strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Key{Key: key}}
+}
+
+// replay replays key a in g1, and checks how many were newly set and already.
+func (y *scene) replay(key string, replayed, already uint64) {
+	y.t.Helper()
+	res := given(ask(y.t.Context(), y.s.api.dead.ReplayDeadLetters, &strandmqv1.ReplayDeadLettersRequest{Topic: y.topic, Group: "g1", Which: keyed(key)}))(y.t)
+	if res.GetReplayed() != replayed || res.GetAlready() != already {
+		y.t.Errorf("replay of key %s: %d newly and %d already, want %d and %d", key, res.GetReplayed(), res.GetAlready(), replayed, already)
+	}
+}
+
+// same says that a group's counters did not move.
+func (y *scene) same(group, during string, before *strandmqv1.GroupCounts) {
+	y.t.Helper()
+	if now := y.counts(group); !proto.Equal(before, now) {
+		y.t.Errorf("counters of %s moved during %s:\nbefore %v\nafter  %v", group, during, before, now)
+	}
+}
+
+// given gives a call's answer, or ends the test.
+func given[T any](v T, err error) func(t *testing.T) T {
+	return func(t *testing.T) T {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return v
+	}
+}
