@@ -475,6 +475,7 @@ func (w *twinWorld) judgeCounts(tg *twinGroup) {
 			if s.Group != tg.id {
 				continue
 			}
+			tg.note("message %d: %s attempts %d %s", m.off, s.State, s.Attempts, s.Detail)
 			may := tw.states(m, w.time(tg))
 			if !slices.Contains(may, s.State) {
 				w.fail("%v: %d is %q by MessageState, the twin says %q (scanned %d)", tg.id, m.off, s.State, may, tw.scanned)
