@@ -16,12 +16,14 @@ import (
 type serveFlags struct {
 	data, listen, level, format string
 	hosts                       []string
+	reserve                     sizeFlag
 	session                     spanFlag
 }
 
 func (a *app) serveCommand() *cobra.Command {
 	var f serveFlags
 	f.session.d = 30 * time.Second
+	f.reserve.n = 256 << 20
 	c := command(&cobra.Command{
 		Use:   "serve",
 		Short: "Run a broker",
@@ -44,7 +46,7 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 		}
 		b, err := broker.Start(cmd.Context(), broker.Config{
 			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, Logger: log,
-			Version: versionText(), SessionTimeout: f.session.d,
+			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserveOf(f.reserve.n),
 		})
 		if cmd.Context().Err() != nil && err != nil {
 			a.talk("stopped before it served")
@@ -61,11 +63,20 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 	fl.StringVar(&f.listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")
 	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")
 	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long is gone")
+	fl.Var(&f.reserve, "disk-reserve", "publishes are refused while the disk has less free; 0: a full disk stops the broker")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")
 	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))
 	must(c.RegisterFlagCompletionFunc("log-format", words("auto", "text", "json")))
 	return c
+}
+
+// reserveOf is the broker's way to say 0: there it means the default.
+func reserveOf(n int64) int64 {
+	if n == 0 {
+		return -1
+	}
+	return n
 }
 
 // startFailure tells wrong flags from what the machine did not give.

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,6 +39,7 @@ type Broker struct {
 	publisher *router.Publisher
 	topics    topics
 	sessions  *sessions
+	disk      *disk
 
 	listener net.Listener
 	server   *http.Server
@@ -93,7 +95,7 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 	})
 	if err := b.open(ctx); err != nil {
 		_ = b.Close()
-		return nil, startError(err)
+		return nil, startError(err, b.cfg.storeConfig())
 	}
 	b.started.Store(true)
 	b.log.Info("broker started", "url", b.URL(), "data", cfg.DataDir, "cluster", b.cluster.ID, "node", cfg.Node, "version", cfg.Version,
@@ -103,21 +105,24 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 
 // open brings the node up below the API.
 func (b *Broker) open(ctx context.Context) error {
-	sc := b.cfg.Store
-	if sc.Dir == "" {
-		sc.Dir = b.cfg.DataDir
-	}
+	sc := b.cfg.storeConfig()
 	sc.Logger = b.log
 	sc.OnFault = func(f logstore.Fault) {
-		b.log.Error("the store reports a fault", "stopped", f.Stopped, "err", f.Err)
 		if f.Stopped {
-			b.fail(f.Err)
+			b.fail(f.Err) // the store has logged it
+			return
 		}
+		b.log.Error("the store reports a fault", "err", f.Err)
+	}
+	if err := checkRoom(sc); err != nil {
+		return err
 	}
 	var err error
 	if b.store, err = logstore.Open(sc); err != nil {
 		return err
 	}
+	b.disk = &disk{reserve: uint64(max(b.cfg.DiskReserve, 0)), room: sc.Room, folder: sc.Dir, log: b.log}
+	b.disk.look()
 	var meta *coordinator.App
 	hc := b.cfg.Host
 	hc.Node, hc.Store, hc.Logger = b.cfg.Node, b.store, b.log
@@ -157,6 +162,7 @@ func (b *Broker) open(ctx context.Context) error {
 	known := b.coord.View()
 	b.findHolders(ctx)
 	b.running.Go(func() { b.watchSessions(known) })
+	b.running.Go(b.watchDisk)
 	return ctx.Err()
 }
 
@@ -172,7 +178,10 @@ func (b *Broker) Failed() <-chan error { return b.failed }
 
 func (b *Broker) fail(err error) {
 	if b.fault.CompareAndSwap(nil, &err) {
-		b.log.Error("the broker failed", "err", err)
+		var store *logstore.ErrFailed
+		if !errors.As(err, &store) { // the store has logged that
+			b.log.Error("the broker failed", "err", err)
+		}
 		b.failed <- err
 	}
 }
@@ -221,10 +230,16 @@ func (b *Broker) Close() error {
 		if b.store != nil {
 			errs = append(errs, b.store.Close())
 		}
+		if failed := b.failure(); failed != nil {
+			// Whoever took the failure knows; closing says it once more.
+			errs = slices.DeleteFunc(errs, func(err error) bool { return errors.Is(err, failed) || errors.As(err, new(*logstore.ErrFailed)) })
+		}
 		b.closeErr = errors.Join(errs...)
 		switch {
 		case b.closeErr != nil:
 			b.log.Error("the broker stopped and not all could be closed", "took", time.Since(start).Round(time.Millisecond), "err", b.closeErr)
+		case b.failure() != nil:
+			b.log.Warn("broker stopped after a failure", "took", time.Since(start).Round(time.Millisecond))
 		case b.started.Load():
 			b.log.Info("broker stopped", "took", time.Since(start).Round(time.Millisecond))
 		}

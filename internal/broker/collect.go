@@ -33,6 +33,15 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		return
 	}
 	b.collectStore(ch)
+	if room, low := b.disk.state(); room.Total > 0 {
+		full := 0.0
+		if low {
+			full = 1
+		}
+		gauge("disk_free_bytes", "Room left on the data folder's file system.", nil, float64(room.Free))
+		gauge("disk_reserve_bytes", "Room below which publishes are refused.", nil, float64(b.disk.reserve))
+		gauge("disk_low", "1 while publishes are refused for want of room.", nil, full)
+	}
 	topicLabel, groupLabels := []string{"topic"}, []string{"topic", "group"}
 	series, truncated := 0, 0.0
 	for t := range b.coord.View().Topics() {

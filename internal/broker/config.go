@@ -52,6 +52,11 @@ type Config struct {
 	// Connections bounds the open connections. Default 4,096.
 	Connections int
 
+	// DiskReserve is the room that publishers may not use up: below it they are
+	// refused, while consuming goes on. Default 256 MiB; -1 for none, and then a
+	// full disk stops the node. It must hold what is written within a second.
+	DiskReserve int64
+
 	// Store and Host set what the store and the host of the partitions may use.
 	// The broker fills in folders, identities and what connects them.
 	Store logstore.Config
@@ -82,10 +87,22 @@ func (c Config) withDefaults() Config {
 	if c.RequestBytes == 0 {
 		c.RequestBytes = 256 << 20
 	}
+	if c.DiskReserve == 0 {
+		c.DiskReserve = 256 << 20
+	}
 	if c.Connections == 0 {
 		c.Connections = 4096
 	}
 	return c
+}
+
+// storeConfig is the store's configuration with its folder.
+func (c Config) storeConfig() logstore.Config {
+	sc := c.Store
+	if sc.Dir == "" {
+		sc.Dir = c.DataDir
+	}
+	return sc
 }
 
 // Validate lists every fault at once. A listen address off loopback is one.
@@ -102,6 +119,7 @@ func (c Config) Validate() error {
 	bad(c.TransferTime < 100*time.Millisecond || c.TransferTime > 10*time.Minute, "transfer time: %v is not 100ms to 10m", c.TransferTime)
 	bad(c.StopTime < 0, "stop time: %v is negative", c.StopTime)
 	bad(c.RequestBytes < 16<<20, "request bytes: %d is less than 16 MiB", c.RequestBytes)
+	bad(c.DiskReserve < -1, "disk reserve: %d is negative", c.DiskReserve)
 	bad(c.Connections < 1, "connections: at least 1")
 	for _, h := range c.AllowedHosts {
 		name := hostName(h)

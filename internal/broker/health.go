@@ -30,6 +30,9 @@ func (b *Broker) probes(mux *http.ServeMux) {
 		if b.notStarted() == "" && b.serving.Err() == nil {
 			// A damaged partition is the operator's concern and the callers of
 			// that partition's; it is shown, but the node serves the others.
+			if w := b.disk.warning(); w != "" {
+				checks = append(checks, check{name: "disk: " + w, warning: true})
+			}
 			for _, f := range b.partitionFaults() {
 				checks = append(checks, check{name: f, warning: true})
 			}
@@ -102,6 +105,9 @@ func (b *Broker) faults() []string {
 	var out []string
 	if err := b.failure(); err != nil {
 		out = append(out, err.Error())
+	}
+	if w := b.disk.warning(); w != "" {
+		out = append(out, w)
 	}
 	return append(out, b.partitionFaults()...)
 }

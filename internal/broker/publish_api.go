@@ -25,6 +25,9 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 	case n > record.MaxBatchRecords:
 		return nil, refuse("BATCH_TOO_LARGE", "messages", "the call has %d messages: send 1 to %d", n, record.MaxBatchRecords)
 	}
+	if r := a.b.disk.refuse(); r != nil {
+		return nil, r
+	}
 	p := prepare(req.GetMessages(), req.GetProducerId() != "")
 	if p.bytes > record.MaxBatchBytes {
 		return nil, refuse("BATCH_TOO_LARGE", "messages", "the messages have %d bytes: send at most %d in one call", p.bytes, record.MaxBatchBytes)

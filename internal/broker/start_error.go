@@ -24,6 +24,7 @@ const (
 	FolderDamaged StartReason = "FOLDER_DAMAGED" // what is stored is not what was written
 	FolderAccess  StartReason = "FOLDER_ACCESS"  // no right to read or write it
 	DiskFull      StartReason = "DISK_FULL"      // no room
+	DiskTooSmall  StartReason = "DISK_TOO_SMALL" // no room ever, whatever is freed
 	StartFailed   StartReason = "START_FAILED"   // anything else
 )
 
@@ -41,7 +42,7 @@ func (e *StartError) Error() string { return e.Text }
 func (e *StartError) Unwrap() error { return e.Err }
 
 // startError gives whatever stopped the start its reason.
-func startError(err error) error {
+func startError(err error, store logstore.Config) error {
 	var (
 		started *StartError
 		inUse   *logstore.ErrInUse
@@ -52,7 +53,7 @@ func startError(err error) error {
 		access  *logstore.ErrAccess
 		full    *logstore.ErrDiskFull
 	)
-	reason := StartFailed
+	reason, text := StartFailed, ""
 	switch {
 	case err == nil:
 		return nil
@@ -70,8 +71,11 @@ func startError(err error) error {
 		reason = FolderAccess
 	case errors.As(err, &full):
 		reason = DiskFull
+		if room, err := store.Room(); err == nil {
+			text = fmt.Sprintf(" (%s are free, and opening the store wants up to %s)", size(room.Free), size(store.RoomNeeded()))
+		}
 	}
-	return &StartError{Reason: reason, Text: err.Error(), Err: err}
+	return &StartError{Reason: reason, Text: err.Error() + text, Err: err}
 }
 
 // listenError names the usual reasons for a port that cannot be had.
