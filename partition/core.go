@@ -32,7 +32,8 @@ type core struct {
 	tail     tail
 	seen     idFilter
 	ids      uint64
-	since    int64 // bytes behind the checkpoints of all replicas
+	since    int64  // bytes behind the checkpoints of all replicas
+	now      Millis // of the last look at the timers
 
 	stopping bool // Apps get no more turns
 
@@ -222,8 +223,19 @@ func (c *core) tick() {
 	}
 }
 
-// due gives the replicas whose App asked for a turn by now one.
+// due gives the replicas whose App asked for a turn by now one. When the clock
+// was set back, the times that they asked for mean nothing any more: each of
+// them gets a turn and asks anew.
 func (c *core) due(now Millis) {
+	if now < c.now {
+		for _, r := range c.order {
+			if r.wake != 0 && r.fault == nil {
+				r.driveDue = true
+				c.touch(r)
+			}
+		}
+	}
+	c.now = now
 	for {
 		r := c.timers.due(now)
 		if r == nil {

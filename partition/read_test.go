@@ -241,6 +241,33 @@ func TestWake(t *testing.T) {
 	}
 }
 
+// A clock that is set back does not keep an App from the turn it asked for.
+func TestWakeWhenTheClockGoesBack(t *testing.T) {
+	var clock atomic.Int64
+	clock.Store(5_000_000)
+	turns := make(chan Millis, 100)
+	n := newNode(t, Config{
+		Now: func() Millis { return Millis(clock.Load()) },
+		NewApp: newCounter(func(_ *counter, now Millis, _ Log) ([][]byte, Millis) {
+			turns <- now
+			return nil, now + 20
+		}),
+	})
+	n.create(1)
+	<-turns
+	clock.Store(1_000_000)
+	for {
+		select {
+		case now := <-turns:
+			if now == 1_000_000 {
+				return
+			}
+		case <-within(t).Done():
+			t.Fatal("no turn since the clock was set back")
+		}
+	}
+}
+
 // An App whose wish for a turn is due while the host stops does not keep it
 // from stopping: it gets no more turns.
 func TestCloseWithADueWake(t *testing.T) {

@@ -172,7 +172,10 @@ func (s *Store) makeDir() error {
 		dir = up
 	}
 	if err := f.MkdirAll(s.cfg.Dir, 0o700); err != nil {
-		return s.openError(err)
+		if diskFull(err) {
+			return s.openError(err)
+		}
+		return &ErrAccess{Path: s.cfg.Dir, Err: err} // nothing is there that could be damaged
 	}
 	for _, dir := range parents {
 		if err := s.syncDir(dir); err != nil {

@@ -160,13 +160,16 @@ func TestOpenMissing(t *testing.T) {
 }
 
 func TestOpenNoAccess(t *testing.T) {
-	fsys := errorfs.Wrap(newMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
-		if op.Kind == errorfs.OpMkdirAll {
-			return &os.PathError{Op: "mkdir", Path: op.Path, Err: syscall.EACCES}
-		}
-		return nil
-	}))
-	openFails[*ErrAccess](t, testConfig(fsys), "read and write access")
+	// A folder that cannot be made is not damaged, whatever the reason.
+	for _, why := range []error{syscall.EACCES, syscall.ENOENT, syscall.ENOTDIR, syscall.EROFS} {
+		fsys := errorfs.Wrap(newMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if op.Kind == errorfs.OpMkdirAll {
+				return &os.PathError{Op: "mkdir", Path: op.Path, Err: why}
+			}
+			return nil
+		}))
+		openFails[*ErrAccess](t, testConfig(fsys), "choose another folder")
+	}
 }
 
 func TestDiskFull(t *testing.T) {
