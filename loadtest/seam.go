@@ -106,6 +106,9 @@ type Refusal struct {
 	RetryAfter time.Duration // when; 0: nobody said
 }
 
+// Passes implements retry.Passing.
+func (r *Refusal) Passes() (time.Duration, bool) { return r.RetryAfter, r.Passing }
+
 func (r *Refusal) Error() string {
 	if r.Reason == "" {
 		return r.Text

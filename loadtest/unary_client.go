@@ -9,11 +9,11 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
-	"github.com/cenkalti/backoff/v5"
 	"github.com/google/uuid"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/internal/check"
+	"github.com/strandmq/strandmq/internal/retry"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
@@ -72,33 +72,7 @@ func ask[Req, Res any](ctx context.Context, u *unary, limit, patience time.Durat
 
 // again repeats a call that fails in a way that passes.
 func again[T any](ctx context.Context, limit time.Duration, call func() (T, error)) (T, error) {
-	steps := backoff.NewExponentialBackOff()
-	steps.InitialInterval = 50 * time.Millisecond
-	steps.MaxInterval = time.Second
-	opts := []backoff.RetryOption{backoff.WithBackOff(steps), backoff.WithMaxElapsedTime(limit)}
-	if limit <= 0 {
-		opts = append(opts, backoff.WithMaxTries(1))
-	}
-	var last error
-	res, err := backoff.Retry(ctx, func() (T, error) {
-		res, err := call()
-		last = err
-		var r *Refusal
-		switch {
-		case err == nil:
-			return res, nil
-		case !errors.As(err, &r) || !r.Passing:
-			return res, backoff.Permanent(err)
-		case r.RetryAfter > 0:
-			return res, &backoff.RetryAfterError{Duration: r.RetryAfter}
-		}
-		return res, err
-	}, opts...)
-	var wait *backoff.RetryAfterError
-	if errors.As(err, &wait) {
-		err = last
-	}
-	return res, err
+	return retry.Do(ctx, retry.Config{Limit: limit, First: 50 * time.Millisecond, Most: time.Second}, call)
 }
 
 // explain turns the error of a call that its caller did not end into a Refusal.
@@ -111,7 +85,7 @@ func explain(err error, server string) error {
 	r := &Refusal{Text: ce.Message()}
 	// Connect calls a connection that the other side reset canceled, too; that
 	// nobody here canceled the call is the caller's to know.
-	r.Passing = code == connect.CodeUnavailable || code == connect.CodeAborted ||
+	r.Passing = retry.Broke(err) || code == connect.CodeUnavailable || code == connect.CodeAborted ||
 		code == connect.CodeDeadlineExceeded || code == connect.CodeCanceled
 	for _, d := range ce.Details() {
 		if v, err := d.Value(); err == nil {

@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/strandmq/strandmq/internal/retry"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
@@ -37,10 +38,13 @@ func dial(server string) *clients {
 		connect.WithInterceptors(connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
 			return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
 				res, err := next(ctx, req)
-				if err != nil {
-					return nil, explain(err, server)
+				switch {
+				case err == nil:
+					return res, nil
+				case errors.Is(ctx.Err(), context.Canceled):
+					return nil, ctx.Err() // by our own side
 				}
-				return res, nil
+				return nil, explain(err, server)
 			}
 		})),
 	}
@@ -69,24 +73,30 @@ type apiError struct {
 func (e *apiError) Error() string { return e.text }
 func (e *apiError) Unwrap() error { return e.err }
 
-// explain turns a call's error into words. Bad input becomes wrong usage.
+// Passes implements retry.Passing.
+func (e *apiError) Passes() (time.Duration, bool) { return e.retryAfter, e.passing }
+
+// explain turns the error of a call that nobody here gave up into words.
 func explain(err error, server string) error {
 	// The error comes back through the interceptor's caller once more.
 	var known *apiError
 	if errors.As(err, &known) {
 		return known
 	}
-	if errors.Is(err, context.Canceled) {
-		return context.Canceled
-	}
-	e := &apiError{text: err.Error(), err: err}
+	e := &apiError{text: err.Error(), err: err, passing: retry.Broke(err)}
 	var ce *connect.Error
 	if !errors.As(err, &ce) {
 		return e
 	}
 	e.text = ce.Message()
 	code := ce.Code()
-	e.passing = code == connect.CodeUnavailable || code == connect.CodeAborted
+	switch code {
+	case connect.CodeUnavailable, connect.CodeAborted,
+		connect.CodeDeadlineExceeded,
+		// The library's word for a connection that the other side reset.
+		connect.CodeCanceled:
+		e.passing = true
+	}
 	if p := problem(ce); p != nil {
 		e.reason = p.GetReason()
 		if p.GetMessage() != "" {
@@ -140,8 +150,28 @@ func badInput(err error) bool {
 // callTime bounds the calls that do not wait for anything.
 const callTime = 30 * time.Second
 
+// startTime is how long a command waits for a broker that is there and says that
+// it will answer soon: it starts, or makes what was asked for.
+const startTime = 10 * time.Second
+
 // ask makes one such call. What the broker refuses as bad input is wrong usage.
 func ask[Req, Res any](ctx context.Context, call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
+	return retry.Do(ctx, retry.Config{Limit: startTime}, func() (*Res, error) {
+		res, err := once(ctx, call, req)
+		var e *apiError
+		if errors.As(err, &e) && e.retryAfter == 0 {
+			return nil, &final{err}
+		}
+		return res, err
+	})
+}
+
+// patiently makes one such call, and waits for a broker that is away too.
+func patiently[Req, Res any](ctx context.Context, limit time.Duration, waiting func(error, time.Duration), call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
+	return retry.Do(ctx, retry.Config{Limit: limit, Waiting: waiting}, func() (*Res, error) { return once(ctx, call, req) })
+}
+
+func once[Req, Res any](ctx context.Context, call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
 	ctx, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	res, err := call(ctx, req)
@@ -150,6 +180,13 @@ func ask[Req, Res any](ctx context.Context, call func(context.Context, *Req) (*R
 	}
 	return res, err
 }
+
+// final is an error that is not waited for, whatever it says of itself.
+type final struct{ err error }
+
+func (f *final) Error() string                 { return f.err.Error() }
+func (f *final) Unwrap() error                 { return f.err }
+func (f *final) Passes() (time.Duration, bool) { return 0, false }
 
 // isReason tells whether a broker refused for a given reason.
 func isReason(err error, reason string) bool {

@@ -107,6 +107,9 @@ func (a *app) runConsume(cmd *cobra.Command, topic string, f *consumeFlags) erro
 		return usagef("--body-format %q: choose text, json or bytes", f.bodyFormat)
 	}
 	if f.exec != "" {
+		if f.bodyFormat == "json" {
+			return usagef("--body-format json does not go with --exec: the command gets the body byte for byte; choose text or bytes for what is printed")
+		}
 		// The command gets what was stored, byte for byte.
 		format = strandmqv1.BodyFormat_BODY_FORMAT_BYTES
 	}
@@ -172,7 +175,7 @@ func ownName() string {
 // ensureGroup creates the group when there is none and the flags allow it.
 func (a *app) ensureGroup(cmd *cobra.Command, m *member, f *consumeFlags) error {
 	ctx := cmd.Context()
-	_, err := ask(ctx, m.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: m.topic, Group: m.group})
+	_, err := patiently(ctx, m.retryFor, m.waiting, m.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: m.topic, Group: m.group})
 	switch {
 	case err == nil:
 		if f.from.set {
@@ -185,7 +188,7 @@ func (a *app) ensureGroup(cmd *cobra.Command, m *member, f *consumeFlags) error 
 		return fmt.Errorf("topic %s has no group %s: leave --no-create out, or create it with 'strandmq group create %s %s'", m.topic, m.group, m.topic, m.group)
 	}
 	a.beyond(cmd, m.topic, &f.from, nil)
-	_, err = ask(ctx, m.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{Topic: m.topic, Group: m.group, Start: f.from.wire(time.Now())})
+	_, err = patiently(ctx, m.retryFor, m.waiting, m.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{Topic: m.topic, Group: m.group, Start: f.from.wire(time.Now())})
 	if isReason(err, "GROUP_EXISTS") {
 		return nil // another member was faster, with a policy of its own
 	}

@@ -164,6 +164,9 @@ func (c *consumption) printOutcome(o outcome, what string) error {
 	if _, err := c.a.err.Write(o.out); err != nil {
 		return err
 	}
+	if text := o.d.GetMessage().GetBytes(); c.f.bodyFormat == "text" && utf8.Valid(text) {
+		o.d.Message.Body = &strandmqv1.Message_Text{Text: string(text)}
+	}
 	d, err := marshal(o.d)
 	if err != nil {
 		return err

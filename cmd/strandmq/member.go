@@ -7,6 +7,7 @@ import (
 
 	"github.com/google/uuid"
 
+	"github.com/strandmq/strandmq/internal/retry"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -22,9 +23,7 @@ type member struct {
 
 // join opens a session; one of the same name that is open ends.
 func (m *member) join(ctx context.Context) error {
-	res, err := again(ctx, m.retryFor, m.waiting, func() (*strandmqv1.JoinResponse, error) {
-		return ask(ctx, m.api.consume.Join, &strandmqv1.JoinRequest{Topic: m.topic, Group: m.group, Member: m.name})
-	})
+	res, err := patiently(ctx, m.retryFor, m.waiting, m.api.consume.Join, &strandmqv1.JoinRequest{Topic: m.topic, Group: m.group, Member: m.name})
 	if err != nil {
 		return err
 	}
@@ -41,7 +40,7 @@ func (m *member) leave(ctx context.Context) {
 // receive takes deliveries. A lost answer is asked for again under the same
 // request id, so it costs nothing.
 func (m *member) receive(ctx context.Context, id string, n int, wait time.Duration) ([]*strandmqv1.Delivery, error) {
-	res, err := again(ctx, m.retryFor, m.waiting, func() (*strandmqv1.ReceiveResponse, error) {
+	res, err := retry.Do(ctx, retry.Config{Limit: m.retryFor, Waiting: m.waiting}, func() (*strandmqv1.ReceiveResponse, error) {
 		call, cancel := context.WithTimeout(ctx, wait+callTime)
 		defer cancel()
 		return m.api.consume.Receive(call, &strandmqv1.ReceiveRequest{
@@ -64,7 +63,7 @@ func (m *member) receive(ctx context.Context, id string, n int, wait time.Durati
 // settle settles up to 1,000 deliveries. Repeating a settlement that was done is
 // a success, so a lost answer is asked for again.
 func (m *member) settle(ctx context.Context, list []*strandmqv1.Settlement) ([]*strandmqv1.SettleResult, error) {
-	res, err := again(ctx, m.retryFor, m.waiting, func() (*strandmqv1.SettleResponse, error) {
+	res, err := retry.Do(ctx, retry.Config{Limit: m.retryFor, Waiting: m.waiting}, func() (*strandmqv1.SettleResponse, error) {
 		call, cancel := context.WithTimeout(ctx, callTime)
 		defer cancel()
 		return m.api.consume.Settle(call, &strandmqv1.SettleRequest{

@@ -118,7 +118,7 @@ func (a *app) runPublish(cmd *cobra.Command, topic string, f *publishFlags) erro
 		a.talk("reading JSON lines from the terminal; end with Ctrl-D")
 	}
 	// Ask for the topic first, so that a wrong name costs no reading.
-	if _, err := ask(cmd.Context(), p.api.topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: topic}); err != nil {
+	if _, err := patiently(cmd.Context(), p.retryFor, p.waiting, p.api.topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: topic}); err != nil {
 		if isReason(err, "UNKNOWN_TOPIC") {
 			return fmt.Errorf("there is no topic %s: 'strandmq topic create %s' makes it", topic, topic)
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"time"
 
+	"github.com/strandmq/strandmq/internal/retry"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -27,7 +28,7 @@ func (p *publisher) send(ctx context.Context, messages []*strandmqv1.Message) ([
 	for i := range messages {
 		pending[i] = i
 	}
-	_, err := again(ctx, p.retryFor, p.waiting, func() (struct{}, error) {
+	_, err := retry.Do(ctx, retry.Config{Limit: p.retryFor, Waiting: p.waiting}, func() (struct{}, error) {
 		req := &strandmqv1.PublishRequest{Topic: p.topic}
 		for _, i := range pending {
 			req.Messages = append(req.Messages, messages[i])
