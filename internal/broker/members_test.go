@@ -3,7 +3,9 @@ package broker
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"math/rand"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -148,4 +150,69 @@ func work(ctx context.Context, t *testing.T, a api, group, member string, seed i
 			session = ""
 		}
 	}
+}
+
+// Deleting a group or a topic with members at work is nothing to warn of: what
+// they hold goes with it.
+func TestDeletingWithOpenSessions(t *testing.T) {
+	log := &lockedBuffer{}
+	b := start(t, t.TempDir(), func(c *Config) {
+		c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))
+	})
+	a := newAPI(t, b.URL())
+	for round := range 5 {
+		for _, topic := range []string{"t", "u"} {
+			a.topic(t, topic, 3)
+			a.group(t, topic, "g", nil)
+			for key := range 30 { // some for every partition
+				a.store(t, topic, msg(fmt.Sprint(key), "x"))
+			}
+			if _, err := a.consume.Join(ctx(t), &strandmqv1.JoinRequest{Topic: topic, Group: "g", Member: "other"}); err != nil {
+				t.Fatal(err)
+			}
+			a.receive(t, topic, "g", fmt.Sprintf("m%d", round), 1)
+		}
+		if _, err := a.groups.DeleteGroup(ctx(t), &strandmqv1.DeleteGroupRequest{Topic: "t", Group: "g", Confirm: "g"}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := a.topics.DeleteTopic(ctx(t), &strandmqv1.DeleteTopicRequest{Topic: "u", Confirm: "u"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// The watcher of sessions has seen all of it when it sees what comes after.
+	a.topic(t, "last", 1)
+	a.group(t, "last", "g", nil)
+	first, err := a.consume.Join(ctx(t), &strandmqv1.JoinRequest{Topic: "last", Group: "g", Member: "m"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	a.store(t, "last", msg("k", "1"))
+	if res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "last", Group: "g", Member: "m", Session: first.GetSession(), WaitMs: 5000}); err != nil || len(res.GetDeliveries()) != 1 {
+		t.Fatal(res, err)
+	}
+	if _, err := a.consume.Join(ctx(t), &strandmqv1.JoinRequest{Topic: "last", Group: "g", Member: "m"}); err != nil {
+		t.Fatal(err)
+	}
+	a.one(t, "last", "g", "m")
+	if said := log.String(); said != "" {
+		t.Errorf("warned of:\n%s", said)
+	}
+}
+
+// lockedBuffer takes a log.
+type lockedBuffer struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lockedBuffer) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lockedBuffer) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

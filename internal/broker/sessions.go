@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"slices"
 	"strconv"
@@ -80,10 +81,12 @@ func (b *Broker) watchSessions(m *coordinator.Map) {
 	for {
 		now, changed := b.coord.Watch()
 		for _, e := range coordinator.EndedSessions(m, now) {
-			if t, ok := now.TopicByID(e.Topic); ok && t.Phase == coordinator.Ready {
+			t, ok := now.TopicByID(e.Topic)
+			g, there := now.GroupByID(e.Group)
+			if ok && there && t.Phase == coordinator.Ready && g.Phase == coordinator.Ready {
 				b.sessionEnded(b.serving, t, consumer.GroupID(e.Group), e.Member, e.Number)
 			} else {
-				b.sessions.take(e.Number)
+				b.sessions.take(e.Number) // what it held goes with its group
 			}
 		}
 		m = now
@@ -108,7 +111,11 @@ func (b *Broker) endSession(ctx context.Context, t *coordinator.Topic, g consume
 		if !in[uint32(i)] {
 			return nil
 		}
-		return b.groups.EndSession(ctx, id, g, member, before)
+		err := b.groups.EndSession(ctx, id, g, member, before)
+		if errors.As(err, new(*consumer.ErrUnknownGroup)) || errors.As(err, new(*partition.ErrUnknownPartition)) {
+			return nil // deleted meanwhile, with all that it held
+		}
+		return err
 	})
 	if err != nil && ctx.Err() == nil {
 		// The deliveries lapse at their deadlines instead.
