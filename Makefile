@@ -3,6 +3,7 @@
 GO       ?= go
 BIN      := bin/strandmq
 BUF      := $(GO) tool -modfile=../tools/go.mod buf
+GRPCURL  := github.com/fullstorydev/grpcurl/cmd/grpcurl
 LINT     := $(GO) tool -modfile=tools/lint/go.mod golangci-lint
 HOUSE    := ./internal/house/...
 WEB      := internal/broker/testdata/web
@@ -41,7 +42,10 @@ vet: ## go vet
 house: build ## Import table, package pages, promises, links, dependency list, README tour
 	$(GO) test -count=1 $(HOUSE)
 
-unit: ## Tests of all packages
+bin/grpcurl: tools/grpcurl/go.mod ## grpcurl, for the test of reflection
+	$(GO) build -modfile=tools/grpcurl/go.mod -o $@ $(GRPCURL)
+
+unit: bin/grpcurl ## Tests of all packages
 	$(GO) test -vet=off $$($(GO) list ./... | grep -v /internal/house)
 
 race: ## Tests of the concurrent packages under the race detector (needs a C compiler)
@@ -92,10 +96,11 @@ fmt: ## Format Go and proto files
 	$(GO) fmt ./...
 	cd proto && $(BUF) format -w
 
-tidy: ## Tidy all three modules
+tidy: ## Tidy all modules
 	$(GO) mod tidy
 	cd tools && $(GO) mod tidy
 	cd tools/lint && $(GO) mod tidy
+	cd tools/grpcurl && $(GO) mod tidy
 
 clean: ## Remove what was built; data folders stay
 	rm -rf bin
