@@ -47,7 +47,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	case cmdPolicy:
 		p := r.policy()
 		if r.finish() == "" {
-			g.setPolicy(p)
+			g.setPolicy(at, p)
 		}
 	case cmdPause:
 		paused := r.bool()
@@ -73,7 +73,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	case cmdSettle:
 		res = g.settleAll(&r)
 	case cmdLapse:
-		g.lapseAll(&r)
+		g.lapseAll(at, &r)
 	case cmdLeap:
 		to := r.time()
 		if r.finish() == "" {
@@ -82,7 +82,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	case cmdReplay:
 		os := r.offsets()
 		if r.finish() == "" {
-			res = g.replay(os)
+			res = g.replay(at, os)
 		}
 	case cmdDiscard:
 		os := r.offsets()
@@ -130,6 +130,7 @@ func (a *App) create(at partition.Position, h header, r *reader) any {
 	g.start = min(max(start, at.Start), at.End)
 	g.scanned, g.kept = g.start, at.Start
 	g.tick(h.now)
+	g.rows.putPolicy(at.Index, policy)
 	i, _ := a.find(h.group)
 	a.groups = slices.Insert(a.groups, i, g)
 	if a.leading {
@@ -151,8 +152,11 @@ func (a *App) remove(g *group) {
 	a.deleted = append(a.deleted, g.id)
 }
 
-func (g *group) setPolicy(p Policy) {
+func (g *group) setPolicy(at partition.Position, p Policy) {
 	before := g.policy
+	if p != before {
+		g.rows.putPolicy(at.Index, p)
+	}
 	g.policy = p
 	if p.Mode != before.Mode || p.OnExhaustion != before.OnExhaustion {
 		g.requeue()

@@ -107,6 +107,9 @@ func (g *group) checkpoint() error {
 		if err == nil {
 			_, err = sweep(g.rows, g.rows.prefix(rowSkipped), g.rows.key(rowSkipped, g.kept))
 		}
+		if err == nil {
+			_, err = sweep(g.rows, g.rows.prefix(rowVoid), g.rows.key(rowVoid, g.kept))
+		}
 		if err != nil {
 			return err
 		}

@@ -51,7 +51,7 @@ func (g *group) addHistory(e *entry, a Attempt) {
 	e.history = true
 }
 
-// replayed is what became of a replay or discard.
+// deadResult is what became of a replay or discard.
 type deadResult struct {
 	done    int  // replayed, or discarded
 	already int  // replayed before and not handled yet
@@ -61,8 +61,8 @@ type deadResult struct {
 
 // replay sets dead letters to be handed out again: before whatever of their key
 // waits, since their offsets are lower, with fresh attempts.
-func (g *group) replay(offsets []partition.Offset) (res deadResult) {
-	for _, o := range offsets {
+func (g *group) replay(at partition.Position, offsets []partition.Offset) (res deadResult) {
+	for n, o := range offsets {
 		row, ok, err := g.rows.dead(o)
 		g.fault(err)
 		switch {
@@ -74,6 +74,10 @@ func (g *group) replay(offsets []partition.Offset) (res deadResult) {
 			continue
 		case g.replaying >= uint64(g.policy.MaxDeferred):
 			res.limited = true
+			note := voids{g: g, at: at.Index}
+			for _, o := range offsets[n:] {
+				note.one(o)
+			}
 			return res
 		}
 		row.replaying = true

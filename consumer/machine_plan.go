@@ -29,6 +29,7 @@ func (g *group) handOutOf(i int32) HandOut {
 func (a *App) plan(at partition.Position, g *group, r *reader) {
 	g.forgetMembers()
 	epoch, id := r.uvarint(), r.uvarint()
+	note := voids{g: g, at: at.Index}
 	void := epoch != g.epoch || g.paused
 	var open *openPlan
 	if g.hand != nil {
@@ -63,13 +64,16 @@ func (a *App) plan(at partition.Position, g *group, r *reader) {
 		}
 		i, ok := g.offsets.find(o)
 		if !ok {
+			note.one(partition.Offset(o))
 			continue
 		}
 		if m := who[w]; m != none && g.mayGo(i) && g.canHold(m) {
 			g.give(i, m, sessions[w], requests[w])
 			g.handed(i, open, int(w))
+		} else {
+			note.one(partition.Offset(o))
 		}
-		if open != nil && ok {
+		if open != nil {
 			g.hand.unplan(partition.Offset(o))
 		}
 	}
@@ -93,11 +97,20 @@ func (a *App) plan(at partition.Position, g *group, r *reader) {
 		if open != nil && w > 0 {
 			g.hand.unreserve(hash)
 		}
+		before := g.handOuts
 		if !stop && o == g.scanned && o < at.End {
 			stop = !g.scan(o, hash, size, w, who, sessions, requests, open)
 		}
+		switch {
+		case g.handOuts != before:
+			note.end()
+		case w > 0:
+			note.void(o)
+		default: // nobody was to get it: it may stand in a run or not
+		}
 		o++
 	}
+	note.end()
 	if open != nil {
 		g.hand.planDone(open)
 	}

@@ -19,6 +19,8 @@ import (
 //	'r' group 'x' epoch, offset            acked, but not by its first hand-out
 //	'r' group 's' last offset              a run of messages that were skipped
 //	'r' group 'm' member                   sessions that ended
+//	'r' group 'v' last offset, index       a run of messages with which that entry did nothing
+//	'r' group 'p' index                    the policy from that entry on
 //
 // Numbers in keys are big endian, so that rows stand in order.
 const (
@@ -34,6 +36,8 @@ const (
 	rowSettled byte = 'x'
 	rowSkipped byte = 's'
 	rowMember  byte = 'm'
+	rowVoid    byte = 'v'
+	rowPolicy  byte = 'p'
 )
 
 const rowVersion = 1

@@ -142,7 +142,8 @@ func (g *group) extend(i int32, delay partition.Millis) SettleResult {
 
 // lapseAll fails the hand-outs whose deadline passed, if it did by the group's
 // clock and nothing came between.
-func (g *group) lapseAll(r *reader) {
+func (g *group) lapseAll(at partition.Position, r *reader) {
+	note := voids{g: g, at: at.Index}
 	epoch := r.uvarint()
 	for range r.count(2) {
 		o, n := partition.Offset(r.uvarint()), r.uvarint()
@@ -153,7 +154,11 @@ func (g *group) lapseAll(r *reader) {
 		if !ok {
 			continue
 		}
-		if e := &g.entries[i]; e.at == inFlight && e.handOut == n && g.clock >= e.until {
+		switch e := &g.entries[i]; {
+		case e.at != inFlight:
+		case e.handOut != n || g.clock < e.until:
+			note.one(o)
+		default:
 			g.fail(i, byLapse, fmt.Sprintf("no answer within %d ms", e.until-e.handedAt), 0)
 		}
 	}

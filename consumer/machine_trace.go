@@ -7,30 +7,30 @@ import (
 )
 
 // Tracer reads one message's life in every group back from the commands of its
-// partition, given in the order of the log from the message's own entry on.
+// partition, given in the order of the log from the message's own entry on. What
+// a command proposed and Apply did not do it takes from the rows that Apply left
+// (machine_void.go), and so the policies that held: nothing here is guessed.
 //
-// A plan only proposes, and the few that were void cannot be told from the
-// command alone without the whole state. What comes later tells: a leader plans
-// a message again only when it is not out. So a hand-out is taken back when the
-// next plan names the message again and nothing had ended it; the last one is
-// for the caller to compare with the present state (Settle).
+// Of a group that was deleted the rows are gone with it. What it was handed and
+// did not settle is told as if every plan had taken effect, but for one that the
+// next plan shows to have been void: nobody plans what is out.
 type Tracer struct {
 	offset partition.Offset
 	groups map[GroupID]*traced
 	events []TraceEvent
 }
 
-// traced is the message in one group, as far as the commands tell.
+// traced is the message in one group.
 type traced struct {
+	past
+	exists   bool
+	made     bool // its create was seen, or it was there before the message
 	policy   Policy
-	known    bool // policy and position are known
-	paused   bool
-	scanned  bool
 	out      bool
 	dead     bool
 	replayed bool // came out of the dead letters, and was not handled yet
 	settled  bool
-	epoch    uint64
+	epoch    uint64 // of the last hand-out
 	clock    partition.Millis
 	until    partition.Millis
 	handed   partition.Millis
@@ -39,22 +39,23 @@ type traced struct {
 	attempts uint32
 	ordinal  uint32
 	event    int // of the last hand-out, in events
-	sessions map[string]uint64
 }
 
-// NewTracer traces the message at an offset. What is not in the commands given
-// to it, since it came before, is taken from the groups' present state.
+// NewTracer traces the message at an offset.
 func NewTracer(o partition.Offset) *Tracer {
 	return &Tracer{offset: o, groups: make(map[GroupID]*traced)}
 }
 
-// Group tells a group that exists now.
-func (t *Tracer) Group(id GroupID, p Policy) { t.group(id).policy = p }
+// know tells a group that exists, and what its rows tell of its past.
+func (t *Tracer) know(id GroupID, p past) {
+	g := t.group(id)
+	g.past, g.exists = p, true
+}
 
 func (t *Tracer) group(id GroupID) *traced {
 	g, ok := t.groups[id]
 	if !ok {
-		g = &traced{policy: Default(), event: -1, sessions: make(map[string]uint64)}
+		g = &traced{policy: Default(), event: -1}
 		t.groups[id] = g
 	}
 	return g
@@ -85,24 +86,26 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 		return &ErrCommand{Why: r.bad}
 	}
 	g := t.group(h.group)
-	if h.kind != cmdCreate || g.clock == 0 {
+	if p, ok := g.policyAt(at); ok {
+		g.policy, g.made = p, true
+	}
+	if h.kind != cmdCreate || !g.made {
 		g.clock = max(g.clock, h.now)
 	}
 	switch h.kind {
 	case cmdCreate:
 		r.string()
-		r.uvarint()
-		g.paused = r.bool()
-		g.policy = r.policy()
+		start, _, p := partition.Offset(r.uvarint()), r.bool(), r.policy()
+		if r.bad == "" && !g.made { // again changes nothing
+			g.policy = p
+			g.settled = start > t.offset
+		}
 	case cmdPolicy:
 		g.policy = r.policy()
-	case cmdPause:
-		g.paused = r.bool()
 	case cmdReset:
 		t.reset(at, h, g, partition.Offset(r.uvarint()))
 	case cmdSessions, cmdLeave:
 		name, below := r.string(), r.uvarint()
-		g.sessions[name] = max(g.sessions[name], below)
 		if g.out && g.member == name && g.session < below {
 			if h.kind == cmdSessions {
 				t.failed(at, h, g, "session-lost", "", 0, false)
@@ -116,16 +119,16 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 		s := r.settlements()
 		for range s.n {
 			k, a, delay, reason := s.next()
-			if r.bad == "" && k.Offset == t.offset && g.out && k.Ordinal == g.ordinal {
+			if r.bad == "" && k.Offset == t.offset && g.out && k.Ordinal == g.ordinal && k.Epoch == g.epoch {
 				t.settle(at, h, g, a, delay, string(reason))
 			}
 		}
 	case cmdLapse:
-		r.uvarint()
+		epoch := r.uvarint()
 		for range r.count(2) {
 			o := partition.Offset(r.uvarint())
 			r.uvarint()
-			if o == t.offset && g.out && g.clock >= g.until {
+			if o == t.offset && g.out && epoch == g.epoch && !g.void[at] && g.clock >= g.until {
 				t.failed(at, h, g, "lapsed", fmt.Sprintf("no answer within %d ms", g.until-g.handed), 0, false)
 			}
 		}
@@ -139,7 +142,7 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 		}
 	case cmdReplay, cmdDiscard:
 		for _, o := range r.offsets() {
-			if o != t.offset || !g.dead {
+			if o != t.offset || !g.dead || g.void[at] {
 				continue
 			}
 			g.dead, g.member = false, ""
@@ -154,6 +157,7 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 	default:
 		return nil
 	}
+	g.made = true
 	if r.bad != "" {
 		return &ErrCommand{Why: r.bad}
 	}
@@ -161,7 +165,6 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 }
 
 func (t *Tracer) reset(at partition.Index, h header, g *traced, to partition.Offset) {
-	g.epoch++
 	switch {
 	case g.dead:
 		// What is dead stays dead.
@@ -170,37 +173,35 @@ func (t *Tracer) reset(at partition.Index, h header, g *traced, to partition.Off
 		g.dead, g.replayed = true, false
 		t.add(at, h, g, "reset", "before it was handled: the message is a dead letter again")
 	case to <= t.offset:
-		if g.scanned {
+		if g.ordinal > 0 || g.settled {
 			g.member = ""
 			t.add(at, h, g, "reset", fmt.Sprintf("to offset %d: the message is delivered again", to))
 		}
-		g.scanned, g.settled, g.dead, g.out, g.attempts, g.ordinal = false, false, false, false, 0, 0
+		g.settled, g.dead, g.out, g.attempts, g.ordinal = false, false, false, 0, 0
 	case !g.settled && !g.dead:
 		g.member = ""
 		t.add(at, h, g, "reset", fmt.Sprintf("to offset %d: the message was skipped", to))
-		g.scanned, g.settled, g.out = true, true, false
+		g.settled, g.out = true, false
 	}
 }
 
 // plan looks for the message in a plan.
 func (t *Tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 	epoch, _ := r.uvarint(), r.uvarint()
-	if !g.known {
-		// The first plan seen tells the epoch of what came before.
-		g.known, g.epoch = true, max(g.epoch, epoch)
-	}
 	n := r.count(10)
 	who := make([]planMember, n)
 	for i := range who {
 		who[i] = planMember{r.string(), r.uvarint(), r.fixed64()}
 	}
-	void := epoch != g.epoch || g.paused
-	hand := func(w uint64) {
-		if r.bad != "" || w >= uint64(n) || void || who[w].session < g.sessions[who[w].name] {
+	void := g.void[at]
+	handOut := func(w uint64) {
+		if r.bad != "" || w >= uint64(n) || void {
 			return
 		}
+		if g.out && g.exists {
+			return // Apply would not have done it
+		}
 		if g.out {
-			// The one before was void: nobody plans what is out.
 			g.attempts--
 			g.ordinal--
 			t.events[g.event].What = ""
@@ -209,7 +210,7 @@ func (t *Tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 		g.ordinal++
 		g.member, g.session = who[w].name, who[w].session
 		g.handed, g.until = g.clock, g.clock+g.policy.AckDeadline
-		g.out, g.scanned = true, true
+		g.out, g.epoch = true, epoch
 		g.event = len(t.events)
 		if g.policy.AtMostOnce {
 			t.add(at, h, g, "handed-out", "at most once")
@@ -221,7 +222,7 @@ func (t *Tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 	for range r.count(2) {
 		o, w := partition.Offset(r.uvarint()), r.uvarint()
 		if o == t.offset && !g.settled && !g.dead {
-			hand(w)
+			handOut(w)
 		}
 	}
 	o := partition.Offset(r.uvarint())
@@ -230,9 +231,8 @@ func (t *Tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 		r.uvarint()
 		if w := r.uvarint(); o == t.offset && !g.settled && !g.dead {
 			if w > 0 {
-				hand(w - 1)
+				handOut(w - 1)
 			}
-			g.scanned = g.scanned || !void
 		}
 		o++
 	}
@@ -251,7 +251,11 @@ func (t *Tracer) settle(at partition.Index, h header, g *traced, a Action, delay
 		if delay == 0 {
 			delay = g.policy.AckDeadline
 		}
-		g.until = min(g.clock+delay, g.handed+g.policy.MaxHold)
+		until, most := g.clock+delay, g.handed+g.policy.MaxHold
+		if until > most && (g.until >= most || g.clock >= most) {
+			return // held too long: it was refused
+		}
+		g.until = min(until, most)
 		t.add(at, h, g, "extended", fmt.Sprintf("for %d ms from now", g.until-g.clock))
 	case Release:
 		t.released(at, h, g, "")
@@ -280,12 +284,4 @@ func (t *Tracer) failed(at partition.Index, h header, g *traced, what, reason st
 		detail = reason + "; " + detail
 	}
 	t.add(at, h, g, what, detail)
-}
-
-// Settle compares with the present state: a hand-out at the end of which the
-// state knows nothing was void.
-func (t *Tracer) Settle(id GroupID, out bool) {
-	if g, ok := t.groups[id]; ok && g.out && !out {
-		t.events[g.event].What = ""
-	}
 }

@@ -16,7 +16,7 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 	}
 	t := NewTracer(o)
 	var until partition.Index
-	out := make(map[GroupID]bool)
+	var bad error
 	err = s.host.View(ctx, pid, func(app partition.App, at partition.Position) {
 		a, ok := app.(*App)
 		if !ok {
@@ -24,15 +24,14 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 		}
 		until = at.Index
 		for _, g := range a.groups {
-			t.Group(g.id, g.policy)
-			i, ok := g.offsets.find(uint64(o))
-			out[g.id] = ok && g.entries[i].at == inFlight
+			p, err := g.past(o)
+			bad = errors.Join(bad, err)
+			t.know(g.id, p)
 		}
 	})
-	if err != nil {
+	if err = errors.Join(err, bad); err != nil {
 		return nil, false, err
 	}
-	var bad error
 	err = s.host.Scan(ctx, pid, from, func(e partition.LogEntry) bool {
 		if e.Index > until {
 			return false // the state above knows nothing of it
@@ -45,11 +44,6 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 	})
 	if err = errors.Join(err, bad); err != nil {
 		return nil, false, err
-	}
-	if !truncated {
-		for id, is := range out {
-			t.Settle(id, is)
-		}
 	}
 	events = t.Events()
 	return events[:min(len(events), max)], truncated, nil

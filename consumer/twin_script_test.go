@@ -151,11 +151,13 @@ func (w *twinWorld) run(ops []twinOp) error {
 	w.lead(true)
 	w.drain()
 	w.judgeAll()
+	w.judgeTraces()
 	for _, g := range w.groups {
 		g.script = len(g.lines)
 	}
 	w.finish()
 	w.judgeAll()
+	w.judgeTraces()
 	w.compareReplicas()
 	if w.fault != nil {
 		return fmt.Errorf("at the end: %w", w.fault)
@@ -793,7 +795,10 @@ func (w *twinWorld) rogue(g *twinGroup, op twinOp) {
 			p.redeliver(m.off, (i*op.b+op.a)%len(p.table))
 		}
 	}
-	for _, m := range tw.msgs[p.base:min(len(tw.msgs), int(p.base)+op.a%5)] {
+	for i, m := range tw.msgs[p.base:min(len(tw.msgs), int(p.base)+op.a%5)] {
+		if (int(p.base)+i+op.a)%3 != 0 {
+			w.twice[m.off] = true
+		}
 		p.pass(m.key, uint32(m.size), int32((int(m.off)+op.a)%(len(p.table)+1))-1)
 	}
 	w.apply(twinEntry{cmd: p.encode(w.now, g.id, epoch, 1<<40), now: w.now, from: "drive"})

@@ -38,6 +38,8 @@ type twinWorld struct {
 	back    partition.Millis // how far the clock went back in all
 	index   partition.Index
 	start   partition.Offset
+	twice   map[partition.Offset]bool // named twice by a rogue plan, which no leader does
+	entries []partition.Index         // of the messages
 	msgs    []partition.Message
 	log     []twinEntry // commands applied, in order
 	saved   int         // so many of them are in the rows of the last checkpoint
@@ -273,8 +275,8 @@ func (w *twinWorld) Scan(_ context.Context, _ partition.PartitionID, from partit
 	return nil
 }
 
-func (w *twinWorld) IndexOf(_ partition.PartitionID, _ partition.Offset) (partition.Index, error) {
-	return 1, nil
+func (w *twinWorld) IndexOf(_ partition.PartitionID, o partition.Offset) (partition.Index, error) {
+	return w.entries[o], nil
 }
 
 // Applying.
@@ -491,7 +493,7 @@ func firstDifference(a, b string) string {
 }
 
 func newTwinWorld() *twinWorld {
-	w := &twinWorld{rows: newTwinRows(), mirror: newTwinRows(), now: twinStart, keys: 5}
+	w := &twinWorld{twice: make(map[partition.Offset]bool), rows: newTwinRows(), mirror: newTwinRows(), now: twinStart, keys: 5}
 	w.app, _ = NewApp(twinPart, w.rows)
 	w.second, _ = NewApp(twinPart, w.mirror)
 	w.shell = newShell(w, 99)
@@ -556,6 +558,7 @@ func (w *twinWorld) publish(key int, size int) {
 	hash, name := twinKey(key)
 	o := partition.Offset(len(w.msgs))
 	w.index++
+	w.entries = append(w.entries, w.index)
 	w.msgs = append(w.msgs, partition.Message{Offset: o, PublishTime: w.now, Record: record.Record{
 		KeyHash: hash, HasKey: true, Key: []byte(name), Body: bytes.Repeat([]byte("x"), size),
 	}})

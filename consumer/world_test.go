@@ -99,6 +99,7 @@ type memPart struct {
 	id         partition.PartitionID
 	msgs       []partition.Message
 	sizes      []int
+	entries    []partition.Index // of the messages
 	start      partition.Offset
 	at         partition.Index
 	cmds       []memCmd
@@ -284,7 +285,9 @@ func (w *world) Scan(_ context.Context, id partition.PartitionID, from partition
 }
 
 func (w *world) IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error) {
-	return 1, nil
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.parts[id].entries[o], nil
 }
 
 // publish stores messages; the key - is none.
@@ -309,6 +312,7 @@ func (w *world) add(p *memPart, k string) {
 	}
 	p.msgs = append(p.msgs, partition.Message{Offset: partition.Offset(len(p.msgs)), PublishTime: w.now, Record: r})
 	p.sizes = append(p.sizes, len(r.Key)+len(r.Body))
+	p.entries = append(p.entries, p.at)
 }
 
 // advance lets time pass, stopping wherever an App asked to be woken.

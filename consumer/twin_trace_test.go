@@ -1,0 +1,73 @@
+package consumer
+
+import (
+	"context"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// judgeTraces traces every message and holds the traces against the state: each
+// hand-out that was counted is told once, and every life ends where its message
+// stands.
+func (w *twinWorld) judgeTraces() {
+	told := make(map[GroupID]uint64)
+	whole := w.start == 0
+	for o := w.start; o < partition.Offset(len(w.msgs)); o++ {
+		if w.twice[o] {
+			whole = false
+			continue
+		}
+		events, cut, err := w.shell.Trace(context.Background(), twinPart, o, 100_000)
+		if err != nil || cut {
+			w.fail("trace of %d: cut %v, %v", o, cut, err)
+			return
+		}
+		last := make(map[GroupID]TraceEvent)
+		for _, e := range events {
+			last[e.Group] = e
+			if e.What == "handed-out" {
+				told[e.Group]++
+			}
+		}
+		for _, g := range w.app.groups {
+			w.judgeTrace(g, o, last[g.id], events)
+		}
+	}
+	for _, g := range w.app.groups {
+		if whole && told[g.id] != g.handedOut {
+			w.fail("traces tell %d hand-outs in group %v, which counted %d", told[g.id], g.id, g.handedOut)
+		}
+	}
+}
+
+func (w *twinWorld) judgeTrace(g *group, o partition.Offset, last TraceEvent, all []TraceEvent) {
+	ends := func(whats ...string) bool {
+		for _, x := range whats {
+			if last.What == x {
+				return true
+			}
+		}
+		return false
+	}
+	s := g.where(o, w.now)
+	ok, once := true, last.What == "handed-out" && last.Detail == "at most once"
+	switch s.State {
+	case "in-flight":
+		ok = ends("handed-out", "extended") && last.Attempt == s.Attempts
+	case "backing-off":
+		ok = ends("nacked", "lapsed", "session-lost") && last.Attempt == s.Attempts
+	case "dead":
+		ok = ends("dead-lettered", "reset")
+	case "acked":
+		ok = ends("acked") || once
+	case "not-scanned":
+		ok = ends("", "reset", "replayed", "discarded")
+	case "ready", "blocked", "parked":
+		ok = !ends("handed-out", "extended", "acked", "dead-lettered") || once
+	default:
+	}
+	if !ok {
+		w.fail("message %d is %s in group %v after %d attempts, and its trace ends with %q, attempt %d:\n%+v",
+			o, s.State, g.id, s.Attempts, last.What, last.Attempt, all)
+	}
+}
