@@ -3,7 +3,6 @@ package broker
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net"
 	"strings"
@@ -380,38 +379,5 @@ func TestWhileStarting(t *testing.T) {
 	wantReason(t, err, "NOT_READY")
 	if problemOf(err).GetRetryAfterMs() == 0 {
 		t.Error("no time to wait")
-	}
-}
-
-func BenchmarkPublish(b *testing.B) {
-	for _, c := range []struct {
-		batch, size int
-		json        bool
-	}{{1, 1024, false}, {500, 100, false}, {100, 1024, false}, {100, 1024, true}} {
-		b.Run(fmt.Sprintf("batch=%d/size=%d/json=%v", c.batch, c.size, c.json), func(b *testing.B) {
-			n := start(b, b.TempDir(), func(c *Config) { c.Logger = slog.New(slog.DiscardHandler) })
-			opts := []connect.ClientOption{connect.WithAcceptCompression("gzip", nil, nil)}
-			if c.json {
-				opts = append(opts, connect.WithProtoJSON())
-			}
-			a := newAPI(b, n.URL(), opts...)
-			a.topic(b, "t", 8)
-			var ms []*strandmqv1.Message
-			for i := range c.batch {
-				ms = append(ms, msg(fmt.Sprint("key-", i), strings.Repeat("x", c.size)))
-			}
-			b.SetBytes(int64(c.batch * c.size))
-			b.SetParallelism(8)
-			b.RunParallel(func(pb *testing.PB) {
-				for pb.Next() {
-					res, err := a.publish.Publish(context.Background(), &strandmqv1.PublishRequest{Topic: "t", Messages: ms})
-					if err != nil || res.GetResults()[0].GetReceipt() == nil {
-						b.Error(err, res)
-						return
-					}
-				}
-			})
-			b.ReportMetric(float64(b.N*c.batch)/b.Elapsed().Seconds(), "msg/s")
-		})
 	}
 }

@@ -1,0 +1,185 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"connectrpc.com/connect"
+
+	"github.com/strandmq/strandmq/partition/logstore"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// The benchmarks here go through the API, from client to disk and back. Each is
+// also told as a share of what the store alone commits of the same message bytes
+// in the same run ("of-raw"). The import table lets nobody but logstore import
+// Pebble, so the yardstick is logstore's group commit, which adds a checksum per
+// entry to Pebble's; partition.BenchmarkPublish has bare Pebble.
+
+const benchPartitions = 8
+
+// rawBatches is how many batches of a size a second committers store, synced.
+func rawBatches(b *testing.B, size, committers int) float64 {
+	b.Helper()
+	s, err := logstore.Open(logstore.Config{Dir: b.TempDir(), Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer s.Close()
+	var n atomic.Int64
+	var stop atomic.Bool
+	var running sync.WaitGroup
+	began := time.Now()
+	for g := range committers {
+		running.Go(func() {
+			data := make([]byte, size)
+			for index := uint64(1); !stop.Load(); index++ {
+				batch := s.NewBatch()
+				if err := batch.Append(uint64(g+1), []logstore.Entry{{Term: 1, Index: index, Data: data}}); err != nil {
+					b.Error(err)
+					return
+				}
+				p, err := s.Commit(batch)
+				if err == nil {
+					err = p.Wait()
+				}
+				if err != nil {
+					b.Error(err)
+					return
+				}
+				n.Add(1)
+			}
+		})
+	}
+	time.Sleep(time.Second) // the length of the measurement
+	stop.Store(true)
+	running.Wait()
+	return float64(n.Load()) / time.Since(began).Seconds()
+}
+
+func benchBroker(b *testing.B, json bool) api {
+	n := start(b, b.TempDir())
+	opts := []connect.ClientOption{connect.WithAcceptCompression("gzip", nil, nil)}
+	if json {
+		opts = append(opts, connect.WithProtoJSON())
+	}
+	a := newAPI(b, n.URL(), opts...)
+	a.topic(b, "t", benchPartitions)
+	return a
+}
+
+func BenchmarkPublish(b *testing.B) {
+	const callers = 16
+	for _, c := range []struct {
+		batch, size int
+		json        bool
+	}{{1, 1024, false}, {500, 100, false}, {100, 1024, false}, {100, 1024, true}} {
+		b.Run(fmt.Sprintf("batch=%d/size=%d/json=%v", c.batch, c.size, c.json), func(b *testing.B) {
+			raw := rawBatches(b, c.batch*c.size, callers)
+			a := benchBroker(b, c.json)
+			var ms []*strandmqv1.Message
+			for i := range c.batch {
+				ms = append(ms, msg(fmt.Sprint("key-", i), strings.Repeat("x", c.size)))
+			}
+			b.SetBytes(int64(c.batch * c.size))
+			b.ResetTimer()
+			var left atomic.Int64
+			left.Store(int64(b.N))
+			var running sync.WaitGroup
+			for range callers {
+				running.Go(func() {
+					for left.Add(-1) >= 0 {
+						res, err := a.publish.Publish(context.Background(), &strandmqv1.PublishRequest{Topic: "t", Messages: ms})
+						if err != nil || res.GetResults()[0].GetReceipt() == nil {
+							b.Error(err, res)
+							return
+						}
+					}
+				})
+			}
+			running.Wait()
+			b.StopTimer()
+			perSecond := float64(b.N) / b.Elapsed().Seconds()
+			b.ReportMetric(perSecond*float64(c.batch), "msg/s")
+			b.ReportMetric(perSecond/raw, "of-raw")
+		})
+	}
+}
+
+// BenchmarkReceiveSettle has what was published received and acked by four
+// members, batch by batch. The share is of storing the same messages: it tells
+// what being delivered costs beside being published.
+func BenchmarkReceiveSettle(b *testing.B) {
+	const members, batch = 4, 500
+	for _, size := range []int{100, 1024} {
+		b.Run(fmt.Sprintf("members=%d/batch=%d/size=%d", members, batch, size), func(b *testing.B) {
+			raw := rawBatches(b, batch*size, 16)
+			a := benchBroker(b, false)
+			a.group(b, "t", "g", nil)
+			ms := make([]*strandmqv1.Message, batch)
+			for n := range b.N {
+				for i := range ms {
+					ms[i] = msg(fmt.Sprint("key-", (n*batch+i)%10_000), strings.Repeat("x", size))
+				}
+				a.store(b, "t", ms...)
+			}
+			var sessions []*strandmqv1.JoinResponse
+			for m := range members {
+				res, err := a.consume.Join(ctx(b), &strandmqv1.JoinRequest{Topic: "t", Group: "g", Member: fmt.Sprint("m", m)})
+				if err != nil {
+					b.Fatal(err)
+				}
+				sessions = append(sessions, res)
+			}
+			b.SetBytes(int64(batch * size))
+			b.ResetTimer()
+			var left atomic.Int64
+			left.Store(int64(b.N * batch))
+			var running sync.WaitGroup
+			for m, session := range sessions {
+				running.Go(func() {
+					name := fmt.Sprint("m", m)
+					for left.Load() > 0 {
+						res, err := a.consume.Receive(context.Background(), &strandmqv1.ReceiveRequest{
+							Topic: "t", Group: "g", Member: name, Session: session.GetSession(), MaxMessages: batch, WaitMs: 50,
+						})
+						if err != nil {
+							b.Error(err)
+							return
+						}
+						if len(res.GetDeliveries()) == 0 {
+							continue
+						}
+						list := make([]*strandmqv1.Settlement, len(res.GetDeliveries()))
+						for i, d := range res.GetDeliveries() {
+							list[i] = &strandmqv1.Settlement{Token: d.GetToken(), Action: ack}
+						}
+						settled, err := a.consume.Settle(context.Background(), &strandmqv1.SettleRequest{Topic: "t", Group: "g", Member: name, Settlements: list})
+						if err != nil {
+							b.Error(err)
+							return
+						}
+						for _, r := range settled.GetResults() {
+							if r.GetProblem() != nil {
+								b.Error(r.GetProblem())
+								return
+							}
+						}
+						left.Add(-int64(len(list)))
+					}
+				})
+			}
+			running.Wait()
+			b.StopTimer()
+			perSecond := float64(b.N) / b.Elapsed().Seconds()
+			b.ReportMetric(perSecond*batch, "msg/s")
+			b.ReportMetric(perSecond/raw, "of-raw")
+		})
+	}
+}
