@@ -139,7 +139,9 @@ type Stall struct {
 	Until    partition.Millis // at the latest; 0: not known
 	Waiting  uint64           // messages behind it
 	Attempts uint32           // of the head, so far
-	Member   string           // that holds the head
+	Member   string           // that holds the head, holds all that it may, or does not ask; may not be known
+	Share    uint32           // NO_MEMBER, of one share: which, of how many; Shares is 0 for the whole partition
+	Shares   uint32
 	Text     string
 }
 

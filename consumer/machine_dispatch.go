@@ -14,6 +14,7 @@ const (
 	planPatience partition.Millis = 30_000
 	// So long after a lapse was proposed it is proposed again.
 	lapsePatience partition.Millis = 5_000
+	notedEvery    partition.Millis = 500
 )
 
 // drive is a group's part of the leader's turn.
@@ -27,9 +28,7 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 		h.rebuild()
 	}
 	more := false
-	if len(h.waiters) > 0 {
-		h.asked = now
-	}
+	h.note(now)
 	if !h.g.paused && len(h.waiters) > 0 && len(h.open) < maxOpenPlans {
 		cmds, more = h.makePlan(at, log, cmds)
 	}
@@ -40,6 +39,24 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 		return cmds, now
 	}
 	return cmds, h.wake(now)
+}
+
+// note remembers who waits for work, for those who ask what holds it up. It asks
+// each call twice a second at most.
+func (h *hand) note(now partition.Millis) {
+	for _, w := range h.waiters {
+		if w.gone || now >= w.noted && now-w.noted < notedEvery {
+			continue
+		}
+		w.noted = now
+		if _, open := w.Taker.Room(); !open {
+			continue
+		}
+		if m := h.memberOf(w); m != none {
+			ms := &h.g.members[m]
+			ms.asked, ms.askedIn, ms.share, ms.of = now, w.Session, w.Share, w.Shares
+		}
+	}
 }
 
 // fire proposes lapses, and lets go what waited for its next attempt.

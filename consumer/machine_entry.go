@@ -98,4 +98,10 @@ type member struct {
 	tail     int32
 	held     uint32
 	planned  uint32 // hand-outs that the leader proposed: not replicated
+
+	// When it last waited for work, in which session and for which share: known
+	// where the partition is led, not replicated.
+	asked     partition.Millis
+	askedIn   uint64
+	share, of uint32
 }

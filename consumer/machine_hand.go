@@ -59,7 +59,6 @@ type hand struct {
 	next     partition.Offset // first message that no plan has looked at
 	planned  int              // hand-outs in open plans
 	pending  int              // messages in open plans that will wait
-	asked    partition.Millis // when somebody last waited for work
 	untried  int              // waiters that have to be told that all was tried
 	behind   bool             // a plan was void in part: look again at what follows
 	writer   planWriter
@@ -107,7 +106,8 @@ type lane struct {
 type waiter struct {
 	Demand
 	tried bool
-	slot  int32 // its member, if the name there still fits
+	noted partition.Millis // when it was last seen to wait
+	slot  int32            // its member, if the name there still fits
 	plan  uint64
 	index int     // in that plan's table
 	gone  bool    // wants no more
@@ -135,6 +135,9 @@ type handed struct {
 
 func (g *group) lead() {
 	g.hand = &hand{g: g}
+	for i := range g.members {
+		g.members[i].asked = 0
+	}
 	g.hand.rewind()
 	g.hand.rebuild()
 }
@@ -202,15 +205,21 @@ func (h *hand) spread(n uint32) {
 
 // line puts a waiter into its lanes: one, or several if it counts fewer shares.
 func (h *hand) line(w *waiter) {
-	n, of := uint64(len(h.lanes)), uint64(max(w.Shares, 1))
-	share := uint64(w.Share) % of
-	first, end := share*n/of, ((share+1)*n+of-1)/of
-	if of >= n {
-		end = first + 1
-	}
-	for i := first; i < end && i < n; i++ {
+	first, end := lanesOf(w.Share, w.Shares, len(h.lanes))
+	for i := first; i < end; i++ {
 		h.lanes[i].queue = append(h.lanes[i].queue, w)
 	}
+}
+
+// lanesOf is which of a number of lanes a share stands for: first to before end.
+func lanesOf(share, shares uint32, lanes int) (first, end int) {
+	n, of := uint64(lanes), uint64(max(shares, 1))
+	s := uint64(share) % of
+	f, e := s*n/of, ((s+1)*n+of-1)/of
+	if of >= n {
+		e = f + 1
+	}
+	return int(f), int(min(e, n))
 }
 
 func (h *hand) laneOf(e *entry) *lane { return &h.lanes[shareOf(e.keyHash, uint32(len(h.lanes)))] }
@@ -294,6 +303,7 @@ func (g *group) tellDeadline(i int32) {
 
 // demand takes a waiter in.
 func (h *hand) demand(d Demand) {
+	h.g.forgetMembers()
 	w := &waiter{Demand: d, slot: none}
 	for _, o := range h.waiters {
 		// A call that slept while it was asked again comes too late.
@@ -324,6 +334,7 @@ func (h *hand) demand(d Demand) {
 	}
 	clear(h.waiters[len(kept):])
 	h.waiters = append(kept, w)
+	w.slot = h.g.memberOf(w.Member)
 	most = max(most, d.Shares)
 	if int(most) != len(h.lanes) && h.g.policy.Mode != ByPartition {
 		h.spread(most)
@@ -350,6 +361,9 @@ func (h *hand) endSessions(name string, below uint64) {
 		if !w.gone && w.Member == name && w.Session < below {
 			h.dismiss(w, &ErrSessionEnded{Member: name, Session: w.Session})
 		}
+	}
+	if m, ok := h.g.names[name]; ok && h.g.members[m].askedIn < below {
+		h.g.members[m].asked = 0
 	}
 }
 

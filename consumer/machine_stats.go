@@ -8,12 +8,7 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-const (
-	maxStalls = 20
-	// noMemberAfter is how long nobody must have asked: between two polls of a
-	// busy member there is always a moment without one.
-	noMemberAfter partition.Millis = 10_000
-)
+const maxStalls = 20
 
 // state is the group at one position of its log.
 func (g *group) state(at partition.Position, now partition.Millis) GroupState {
@@ -90,19 +85,19 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	t := g.time(now)
 	lag := g.count[ready] + g.count[deferred] + g.count[failed] + g.count[parked]
 	lag += g.unseen(at)
-	whole := func(reason, text string) {
-		all = append(all, Stall{Reason: reason, Offset: g.scanned, Waiting: lag, Text: text})
+	whole := func(reason string, from partition.Offset, text string) {
+		all = append(all, Stall{Reason: reason, Offset: from, Waiting: lag, Text: text})
 	}
 	if lag > 0 {
 		switch {
 		case g.paused:
-			whole("PAUSED", "the group is paused: resume it to go on")
+			whole("PAUSED", g.firstWaiting(), "the group is paused: resume it to go on")
 		case !g.room() && at.End > g.scanned:
-			whole("DEFERRED_LIMIT", fmt.Sprintf("%d messages wait behind blocked or slow keys, the group's max_deferred: it looks no further until some are handled", g.waiting()))
+			whole("DEFERRED_LIMIT", g.scanned, fmt.Sprintf("%d messages wait behind blocked or slow keys, the group's max_deferred: it looks no further until some are handled", g.waiting()))
 		case g.count[inFlight] >= uint64(p.MaxInFlightPartition):
-			whole("IN_FLIGHT_LIMIT", fmt.Sprintf("%d deliveries are out, the group's max_in_flight_partition: settle some", g.count[inFlight]))
-		case g.hand != nil && g.hand.idle() && now-g.hand.asked > noMemberAfter && g.count[inFlight] == 0:
-			whole("NO_MEMBER", "no member asks for messages of this partition")
+			whole("IN_FLIGHT_LIMIT", g.firstWaiting(), fmt.Sprintf("%d deliveries are out, the group's max_in_flight_partition: settle some", g.count[inFlight]))
+		case g.hand != nil:
+			all = append(all, g.unasked(at, now, lag)...)
 		}
 	}
 	heads := make([]Stall, 0, 8)
@@ -167,16 +162,6 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	})
 	all = append(all, heads...)
 	return all[:min(len(all), maxStalls)]
-}
-
-// idle tells whether nobody waits for work.
-func (h *hand) idle() bool {
-	for _, w := range h.waiters {
-		if _, open := w.Taker.Room(); open && !w.gone {
-			return false
-		}
-	}
-	return true
 }
 
 // keyFull tells whether behind some key no more may wait.

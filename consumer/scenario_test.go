@@ -429,6 +429,11 @@ func (s *scenario) stats(st GroupState) string {
 		fmt.Fprintf(&b, "stall %s", x.Reason)
 		if x.OfKey {
 			fmt.Fprintf(&b, " key=%s head=%d attempts=%d", x.Key, x.Offset, x.Attempts)
+		} else {
+			fmt.Fprintf(&b, " from=%d", x.Offset)
+		}
+		if x.Shares != 0 {
+			fmt.Fprintf(&b, " share=%d/%d", x.Share, x.Shares)
 		}
 		if x.Until != 0 {
 			fmt.Fprintf(&b, " until=+%d", x.Until-s.w.now)
