@@ -202,7 +202,7 @@ func TestStampsDoNotDriveTheClock(t *testing.T) {
 // A leap is void when it was made before, and traced as it is applied.
 func TestLeap(t *testing.T) {
 	c := newClocked(t)
-	tr := NewTracer(c.d[0].Message.Offset)
+	tr := newTracer(c.d[0].Message.Offset)
 	c.w.advance(100)
 	c.changeLeader(anHour)
 	again := encodeLeap(c.g.clock, 1, c.p.app.groups[0].clock)
@@ -217,11 +217,11 @@ func TestLeap(t *testing.T) {
 		if command(x.cmd[1]) == cmdLeap {
 			leaps++
 		}
-		if err := tr.Command(partition.Index(i), x.cmd); err != nil {
+		if err := tr.command(partition.Index(i), x.cmd); err != nil {
 			t.Fatal(err)
 		}
 	}
-	es := tr.Events()
+	es := tr.told()
 	if leaps != 2 || len(es) != 2 || es[1].What != "lapsed" || es[1].Detail[:22] != "no answer within 5000 " {
 		t.Fatalf("%d leaps, traced: %+v", leaps, es)
 	}

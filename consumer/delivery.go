@@ -206,7 +206,7 @@ type MessageInGroup struct {
 	Group    GroupID
 	Name     string
 	State    string // not-scanned, ready, blocked, in-flight, backing-off, parked, dead, acked, skipped
-	Attempts uint32
+	Attempts uint32 // since it was replayed or the group reset, if it was; of what is settled too
 	Detail   string
 }
 

@@ -63,7 +63,7 @@ func FuzzCommand(f *testing.F) {
 		if err := sound(app, at.End, true); err != nil {
 			t.Fatal(err)
 		}
-		if err := NewTracer(1).Command(1, cmd); err != nil {
+		if err := newTracer(1).command(1, cmd); err != nil {
 			t.Fatalf("Apply takes what the tracer does not: %v", err)
 		}
 	})

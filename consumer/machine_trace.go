@@ -6,7 +6,7 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-// Tracer reads one message's life in every group back from the commands of its
+// tracer reads one message's life in every group back from the commands of its
 // partition, given in the order of the log from the message's own entry on. What
 // a command proposed and Apply did not do it takes from the rows that Apply left
 // (machine_void.go), and so the policies that held: nothing here is guessed.
@@ -14,7 +14,7 @@ import (
 // Of a group that was deleted the rows are gone with it. What it was handed and
 // did not settle is told as if every plan had taken effect, but for one that the
 // next plan shows to have been void: nobody plans what is out.
-type Tracer struct {
+type tracer struct {
 	offset partition.Offset
 	groups map[GroupID]*traced
 	events []TraceEvent
@@ -41,18 +41,18 @@ type traced struct {
 	event    int // of the last hand-out, in events
 }
 
-// NewTracer traces the message at an offset.
-func NewTracer(o partition.Offset) *Tracer {
-	return &Tracer{offset: o, groups: make(map[GroupID]*traced)}
+// newTracer traces the message at an offset.
+func newTracer(o partition.Offset) *tracer {
+	return &tracer{offset: o, groups: make(map[GroupID]*traced)}
 }
 
 // know tells a group that exists, and what its rows tell of its past.
-func (t *Tracer) know(id GroupID, p past) {
+func (t *tracer) know(id GroupID, p past) {
 	g := t.group(id)
 	g.past, g.exists = p, true
 }
 
-func (t *Tracer) group(id GroupID) *traced {
+func (t *tracer) group(id GroupID) *traced {
 	g, ok := t.groups[id]
 	if !ok {
 		g = &traced{policy: Default(), event: -1}
@@ -61,8 +61,8 @@ func (t *Tracer) group(id GroupID) *traced {
 	return g
 }
 
-// Events is what happened, in the order of the log.
-func (t *Tracer) Events() []TraceEvent {
+// told is what happened, in the order of the log.
+func (t *tracer) told() []TraceEvent {
 	es := make([]TraceEvent, 0, len(t.events))
 	for _, e := range t.events {
 		if e.What != "" {
@@ -72,14 +72,14 @@ func (t *Tracer) Events() []TraceEvent {
 	return es
 }
 
-func (t *Tracer) add(at partition.Index, h header, g *traced, what, detail string) {
+func (t *tracer) add(at partition.Index, h header, g *traced, what, detail string) {
 	t.events = append(t.events, TraceEvent{
 		Time: g.clock, Index: at, Group: h.group, What: what, Member: g.member, Attempt: g.attempts, Detail: detail,
 	})
 }
 
-// Command reads one command.
-func (t *Tracer) Command(at partition.Index, cmd []byte) error {
+// command reads one command.
+func (t *tracer) command(at partition.Index, cmd []byte) error {
 	r := reader{b: cmd}
 	h := r.header()
 	if r.bad != "" {
@@ -164,7 +164,7 @@ func (t *Tracer) Command(at partition.Index, cmd []byte) error {
 	return nil
 }
 
-func (t *Tracer) reset(at partition.Index, h header, g *traced, to partition.Offset) {
+func (t *tracer) reset(at partition.Index, h header, g *traced, to partition.Offset) {
 	switch {
 	case g.dead:
 		// What is dead stays dead.
@@ -186,7 +186,7 @@ func (t *Tracer) reset(at partition.Index, h header, g *traced, to partition.Off
 }
 
 // plan looks for the message in a plan.
-func (t *Tracer) plan(at partition.Index, h header, g *traced, r *reader) {
+func (t *tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 	epoch, _ := r.uvarint(), r.uvarint()
 	n := r.count(10)
 	who := make([]planMember, n)
@@ -238,7 +238,7 @@ func (t *Tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 	}
 }
 
-func (t *Tracer) settle(at partition.Index, h header, g *traced, a Action, delay partition.Millis, reason string) {
+func (t *tracer) settle(at partition.Index, h header, g *traced, a Action, delay partition.Millis, reason string) {
 	switch a {
 	case Ack:
 		t.add(at, h, g, "acked", "")
@@ -262,13 +262,13 @@ func (t *Tracer) settle(at partition.Index, h header, g *traced, a Action, delay
 	}
 }
 
-func (t *Tracer) released(at partition.Index, h header, g *traced, why string) {
+func (t *tracer) released(at partition.Index, h header, g *traced, why string) {
 	t.add(at, h, g, "released", why)
 	g.out = false
 	g.attempts--
 }
 
-func (t *Tracer) failed(at partition.Index, h header, g *traced, what, reason string, delay partition.Millis, last bool) {
+func (t *tracer) failed(at partition.Index, h header, g *traced, what, reason string, delay partition.Millis, last bool) {
 	g.out = false
 	if last || g.policy.MaxAttempts > 0 && g.attempts >= g.policy.MaxAttempts {
 		t.add(at, h, g, what, reason)

@@ -329,22 +329,22 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	case "state":
 		var b strings.Builder
 		for _, x := range what() {
-			all, err := s.s.MessageState(ctx, pid, s.offset(pid, x))
+			life, err := s.s.Trace(ctx, pid, s.offset(pid, x), 1000)
 			if err != nil {
 				return result(err)
 			}
-			for _, m := range all {
+			for _, m := range life.States {
 				fmt.Fprintf(&b, "%s %s: %s attempts=%d %s\n", x, m.Name, m.State, m.Attempts, m.Detail)
 			}
 		}
 		return b.String()
 	case "trace":
 		var b strings.Builder
-		events, cut, err := s.s.Trace(ctx, pid, s.offset(pid, what()[0]), max)
+		life, err := s.s.Trace(ctx, pid, s.offset(pid, what()[0]), max)
 		if err != nil {
 			return result(err)
 		}
-		for _, e := range events {
+		for _, e := range life.Events {
 			fmt.Fprintf(&b, "+%d %v %s", e.Time-1_000_000, e.Group, e.What)
 			if e.Member != "" {
 				fmt.Fprintf(&b, " %s", e.Member)
@@ -357,7 +357,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			}
 			b.WriteString("\n")
 		}
-		if cut {
+		if life.Truncated {
 			b.WriteString("cut off\n")
 		}
 		return b.String()

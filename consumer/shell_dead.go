@@ -248,17 +248,3 @@ func (s *Shell) eachSelected(ctx context.Context, pid partition.PartitionID, gid
 		return nil
 	}
 }
-
-// MessageState tells where a message stands in every group of its partition.
-func (s *Shell) MessageState(ctx context.Context, pid partition.PartitionID, o partition.Offset) ([]MessageInGroup, error) {
-	var all []MessageInGroup
-	now := s.Now()
-	err := s.host.View(ctx, pid, func(app partition.App, _ partition.Position) {
-		if a, ok := app.(*App); ok {
-			for _, g := range a.groups {
-				all = append(all, g.where(o, now))
-			}
-		}
-	})
-	return all, err
-}

@@ -7,16 +7,26 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-// Trace tells what happened to a message in every group, read back from its
-// partition's log, in order. It stops at max events and says so.
-func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partition.Offset, max int) (events []TraceEvent, truncated bool, err error) {
+// Life is what happened to a message in the groups of its partition, and where
+// it stands in each, as of one entry of the log.
+type Life struct {
+	Events    []TraceEvent // in the order of the log
+	States    []MessageInGroup
+	Truncated bool // there were more events; states of what is settled tell no attempts then
+}
+
+// Trace tells a message's life, read back from its partition's log. It stops at
+// max events and says so.
+func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partition.Offset, max int) (Life, error) {
 	from, err := s.host.IndexOf(pid, o)
 	if err != nil {
-		return nil, false, err
+		return Life{}, err
 	}
-	t := NewTracer(o)
+	t := newTracer(o)
+	var life Life
 	var until partition.Index
 	var bad error
+	now := s.Now()
 	err = s.host.View(ctx, pid, func(app partition.App, at partition.Position) {
 		a, ok := app.(*App)
 		if !ok {
@@ -27,24 +37,32 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 			p, err := g.past(o)
 			bad = errors.Join(bad, err)
 			t.know(g.id, p)
+			life.States = append(life.States, g.where(o, now))
 		}
 	})
 	if err = errors.Join(err, bad); err != nil {
-		return nil, false, err
+		return Life{}, err
 	}
 	err = s.host.Scan(ctx, pid, from, func(e partition.LogEntry) bool {
 		if e.Index > until {
-			return false // the state above knows nothing of it
+			return false // the states above know nothing of it
 		}
 		if e.Kind == partition.Command {
-			bad = t.Command(e.Index, e.Data)
+			bad = t.command(e.Index, e.Data)
 		}
-		truncated = len(t.events) > max
-		return bad == nil && !truncated
+		life.Truncated = len(t.events) > max
+		return bad == nil && !life.Truncated
 	})
 	if err = errors.Join(err, bad); err != nil {
-		return nil, false, err
+		return Life{}, err
 	}
-	events = t.Events()
-	return events[:min(len(events), max)], truncated, nil
+	life.Events = t.told()
+	life.Events = life.Events[:min(len(life.Events), max)]
+	for i := range life.States {
+		// What is settled has no state; its attempts are in the log alone.
+		if x := &life.States[i]; !life.Truncated && (x.State == "acked" || x.State == "skipped") {
+			x.Attempts = t.groups[x.Group].attempts
+		}
+	}
+	return life, nil
 }

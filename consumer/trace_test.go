@@ -19,12 +19,12 @@ func newTraced() (*world, *memPart) {
 // whats traces a message and lists what happened.
 func whats(t *testing.T, s *Shell, o partition.Offset) string {
 	t.Helper()
-	events, cut, err := s.Trace(context.Background(), 1, o, 1000)
-	if err != nil || cut {
-		t.Fatalf("trace of %d: cut %v, %v", o, cut, err)
+	life, err := s.Trace(context.Background(), 1, o, 1000)
+	if err != nil || life.Truncated {
+		t.Fatalf("trace of %d: %+v, %v", o, life, err)
 	}
 	var all []string
-	for _, e := range events {
+	for _, e := range life.Events {
 		all = append(all, e.What)
 	}
 	return strings.Join(all, " ")

@@ -466,23 +466,19 @@ func (w *twinWorld) judgeCounts(tg *twinGroup) {
 	}
 	tally := map[string]uint64{}
 	for _, m := range tw.msgs {
-		states, err := w.shell.MessageState(context.Background(), twinPart, m.off)
-		if err != nil {
-			w.fail("state of %d: %v", m.off, err)
-			return
-		}
-		for _, s := range states {
-			if s.Group != tg.id {
+		for _, g := range w.app.groups {
+			s := g.where(m.off, w.now)
+			if g.id != tg.id {
 				continue
 			}
 			tg.note("message %d: %s attempts %d %s", m.off, s.State, s.Attempts, s.Detail)
 			may := tw.states(m, w.time(tg))
 			if !slices.Contains(may, s.State) {
-				w.fail("%v: %d is %q by MessageState, the twin says %q (scanned %d)", tg.id, m.off, s.State, may, tw.scanned)
+				w.fail("%v: %d is %q by its state, the twin says %q (scanned %d)", tg.id, m.off, s.State, may, tw.scanned)
 				return
 			}
 			if m.unsettled() && s.Attempts != m.attempts {
-				w.fail("%v: %d has %d attempts by MessageState, the twin says %d", tg.id, m.off, s.Attempts, m.attempts)
+				w.fail("%v: %d has %d attempts by its state, the twin says %d", tg.id, m.off, s.Attempts, m.attempts)
 			}
 			if m.off >= tw.start {
 				tally[s.State]++

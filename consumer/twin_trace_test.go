@@ -17,9 +17,10 @@ func (w *twinWorld) judgeTraces() {
 			whole = false
 			continue
 		}
-		events, cut, err := w.shell.Trace(context.Background(), twinPart, o, 100_000)
-		if err != nil || cut {
-			w.fail("trace of %d: cut %v, %v", o, cut, err)
+		life, err := w.shell.Trace(context.Background(), twinPart, o, 100_000)
+		events := life.Events
+		if err != nil || life.Truncated {
+			w.fail("trace of %d: %+v, %v", o, life, err)
 			return
 		}
 		last := make(map[GroupID]TraceEvent)
@@ -29,8 +30,8 @@ func (w *twinWorld) judgeTraces() {
 				told[e.Group]++
 			}
 		}
-		for _, g := range w.app.groups {
-			w.judgeTrace(g, o, last[g.id], events)
+		for i, g := range w.app.groups {
+			w.judgeTrace(life.States[i], o, last[g.id], events)
 		}
 	}
 	for _, g := range w.app.groups {
@@ -40,7 +41,7 @@ func (w *twinWorld) judgeTraces() {
 	}
 }
 
-func (w *twinWorld) judgeTrace(g *group, o partition.Offset, last TraceEvent, all []TraceEvent) {
+func (w *twinWorld) judgeTrace(s MessageInGroup, o partition.Offset, last TraceEvent, all []TraceEvent) {
 	ends := func(whats ...string) bool {
 		for _, x := range whats {
 			if last.What == x {
@@ -49,7 +50,6 @@ func (w *twinWorld) judgeTrace(g *group, o partition.Offset, last TraceEvent, al
 		}
 		return false
 	}
-	s := g.where(o, w.now)
 	ok, once := true, last.What == "handed-out" && last.Detail == "at most once"
 	switch s.State {
 	case "in-flight":
@@ -59,7 +59,7 @@ func (w *twinWorld) judgeTrace(g *group, o partition.Offset, last TraceEvent, al
 	case "dead":
 		ok = ends("dead-lettered", "reset")
 	case "acked":
-		ok = ends("acked") || once
+		ok = (ends("acked") || once) && last.Attempt == s.Attempts
 	case "not-scanned":
 		ok = ends("", "reset", "replayed", "discarded")
 	case "ready", "blocked", "parked":
@@ -68,6 +68,6 @@ func (w *twinWorld) judgeTrace(g *group, o partition.Offset, last TraceEvent, al
 	}
 	if !ok {
 		w.fail("message %d is %s in group %v after %d attempts, and its trace ends with %q, attempt %d:\n%+v",
-			o, s.State, g.id, s.Attempts, last.What, last.Attempt, all)
+			o, s.State, s.Group, s.Attempts, last.What, last.Attempt, all)
 	}
 }

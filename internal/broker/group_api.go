@@ -90,6 +90,9 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 				Reason: st.Reason, Offset: uint64(st.Offset), Until: timestampOrNil(int64(st.Until)),
 				Waiting: st.Waiting, Attempts: st.Attempts, Member: st.Member, Text: valid(st.Text),
 			}
+			if st.Reason == "NO_MEMBER" && line.Member == "" {
+				line.Member = assigned(g, uint32(i), st)
+			}
 			if st.HasKey {
 				line.Key = plain.Key(st.Key)
 			}
@@ -107,6 +110,24 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 		})
 	}
 	return res, nil
+}
+
+// assigned is the member whose share of a partition nobody asks for, if there is
+// one: the log knows only those that asked.
+func assigned(g *coordinator.Group, number uint32, st consumer.Stall) string {
+	name := ""
+	for _, m := range g.Members {
+		for _, s := range m.Shares {
+			switch {
+			case s.Partition != number:
+			case st.Shares == 0 && name != "":
+				return "" // several
+			case st.Shares == 0 || s.Share == st.Share && max(1, s.Shares) == st.Shares:
+				name = m.Name
+			}
+		}
+	}
+	return name
 }
 
 // AlterGroup changes a policy.

@@ -86,14 +86,14 @@ func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.Mess
 	if err != nil {
 		return nil, err
 	}
-	events, more, err := b.groups.Trace(ctx, p.id, p.offset, maxTraceEvents)
+	life, err := b.groups.Trace(ctx, p.id, p.offset, maxTraceEvents)
 	if err != nil {
 		return nil, err
 	}
-	out.Truncated = truncated || more
+	out.Truncated = truncated || life.Truncated
 	out.Events = published
 	m := b.coord.View()
-	for _, e := range events {
+	for _, e := range life.Events {
 		name := "(deleted)" // the log knows a group by its number only
 		if g, ok := m.GroupByID(coordinator.GroupID(e.Group)); ok {
 			name = g.Name
@@ -104,11 +104,7 @@ func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.Mess
 		})
 	}
 	slices.SortStableFunc(out.Events, func(x, y *strandmqv1.TraceEvent) int { return cmp.Compare(x.GetLogIndex(), y.GetLogIndex()) })
-	states, err := b.groups.MessageState(ctx, p.id, p.offset)
-	if err != nil {
-		return nil, err
-	}
-	for _, s := range states {
+	for _, s := range life.States {
 		out.States = append(out.States, &strandmqv1.TraceState{Group: s.Name, State: s.State, Attempts: s.Attempts, Detail: valid(s.Detail)})
 	}
 	return out, nil

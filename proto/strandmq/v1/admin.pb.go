@@ -1952,7 +1952,9 @@ type Stall struct {
 	Waiting uint64 `protobuf:"varint,5,opt,name=waiting,proto3" json:"waiting,omitempty"`
 	// Attempts of the head so far.
 	Attempts uint32 `protobuf:"varint,6,opt,name=attempts,proto3" json:"attempts,omitempty"`
-	// The member that holds the head.
+	// The member that holds the head, that holds all that it may
+	// (IN_FLIGHT_LIMIT), or that should ask and does not (NO_MEMBER); empty where
+	// there is none, or none is known.
 	Member string `protobuf:"bytes,7,opt,name=member,proto3" json:"member,omitempty"`
 	// The same in words, with what to do.
 	Text          string `protobuf:"bytes,8,opt,name=text,proto3" json:"text,omitempty"`
@@ -3998,7 +4000,9 @@ type TraceState struct {
 	// not-scanned, ready, blocked, in-flight, backing-off, parked, dead, acked,
 	// skipped.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
-	// Attempts so far.
+	// Attempts so far, since it was replayed or the group was reset to before it,
+	// if that was; of what is acked or skipped too, but 0 there if the trace was
+	// truncated.
 	Attempts uint32 `protobuf:"varint,3,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// Details: who holds it, until when, what it waits for.
 	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
