@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -80,7 +81,7 @@ func benchMachine(b *testing.B, keys, batch, members int) {
 	apply(encodeCreate(1, GroupSpec{ID: 1, Name: "G", Policy: p}))
 	app.Lead(true)
 	for i := range b.N {
-		log.hashes = append(log.hashes, mix(uint64(i%keys)))
+		log.hashes = append(log.hashes, keyspace.Mix(uint64(i%keys)))
 	}
 	takers := make([]*benchTaker, members)
 	done := 0
@@ -155,7 +156,7 @@ func BenchmarkHotKey(b *testing.B) {
 				log.hashes = append(log.hashes, 1)
 			}
 			for i := range b.N {
-				log.hashes = append(log.hashes, mix(uint64(i%1000)))
+				log.hashes = append(log.hashes, keyspace.Mix(uint64(i%1000)))
 			}
 			done, first := 0, hot > 0
 			b.ResetTimer()

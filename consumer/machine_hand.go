@@ -39,9 +39,6 @@ type Demand struct {
 	Tried func()
 }
 
-// Wake is an event that only gives the leader a turn.
-type Wake struct{}
-
 // hand is what acts for a group where its partition is led: who waits for work,
 // what can be handed out, what was proposed. All of it is in memory only, and
 // none of it decides: a hand that is wrong wastes a proposal.

@@ -17,7 +17,7 @@ func (a *App) Lead(leading bool) {
 	}
 }
 
-// Event takes a Demand, a Query or a Wake.
+// Event takes a Demand or a Query.
 func (a *App) Event(ev any) {
 	switch ev := ev.(type) {
 	case Demand:
@@ -41,7 +41,6 @@ func (a *App) Event(ev any) {
 			return
 		}
 		ev.Done(a.id, g.holding(ev))
-	case Wake:
 	}
 }
 

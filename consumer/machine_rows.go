@@ -243,10 +243,7 @@ type deadRow struct {
 	history   []Attempt
 }
 
-const (
-	deadReplaying byte = 1 << iota
-	deadEmbedded       // the message follows: not written yet, for when retention passes its record
-)
+const deadReplaying byte = 1 // flag 2 is kept for a copy of the record
 
 func (d *deadRow) encode() []byte {
 	var flags byte

@@ -83,16 +83,6 @@ func (r *reader) count(size int) int {
 	return int(v)
 }
 
-func (r *reader) fixed32() uint32 {
-	if len(r.b) < 4 {
-		r.fail("cut off")
-		return 0
-	}
-	v := binary.LittleEndian.Uint32(r.b)
-	r.b = r.b[4:]
-	return v
-}
-
 func (r *reader) fixed64() uint64 {
 	if len(r.b) < 8 {
 		r.fail("cut off")
@@ -112,11 +102,6 @@ func (r *reader) bytes() []byte {
 }
 
 func (r *reader) string() string { return string(r.bytes()) }
-
-func appendBytes(b []byte, s []byte) []byte {
-	b = binary.AppendUvarint(b, uint64(len(s)))
-	return append(b, s...)
-}
 
 func appendString(b []byte, s string) []byte {
 	b = binary.AppendUvarint(b, uint64(len(s)))

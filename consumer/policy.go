@@ -5,6 +5,7 @@ import (
 	"math/bits"
 	"strings"
 
+	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -158,18 +159,9 @@ func (p Policy) backoff(g GroupID, o partition.Offset, attempt uint32) partition
 	if n := attempt - 1; n < 40 && p.Backoff<<n < p.BackoffMax {
 		wait = p.Backoff << n
 	}
-	draw := mix(uint64(g)<<32 ^ uint64(attempt)<<56 ^ uint64(o))
+	draw := keyspace.Mix(uint64(g)<<32 ^ uint64(attempt)<<56 ^ uint64(o))
 	extra, _ := bits.Mul64(draw, uint64(wait/4)+1)
 	return min(wait+partition.Millis(extra), p.BackoffMax)
-}
-
-// mix spreads the bits of a number over all of it (the finaliser of splitmix64,
-// Steele, Lea and Flood 2014).
-func mix(x uint64) uint64 {
-	x += 0x9e3779b97f4a7c15
-	x = (x ^ x>>30) * 0xbf58476d1ce4e5b9
-	x = (x ^ x>>27) * 0x94d049bb133111eb
-	return x ^ x>>31
 }
 
 // shareOf is which of shares shares a key belongs to. It mixes the hash first:
@@ -178,6 +170,6 @@ func shareOf(keyHash uint64, shares uint32) uint32 {
 	if shares <= 1 {
 		return 0
 	}
-	hi, _ := bits.Mul64(mix(keyHash), uint64(shares))
+	hi, _ := bits.Mul64(keyspace.Mix(keyHash), uint64(shares))
 	return uint32(hi)
 }

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -116,7 +117,7 @@ func requestTag(id string) uint64 {
 	if id == "" {
 		return 0
 	}
-	return max(sealer{}.sum([]byte(id)), 1)
+	return max(xxhash.Sum64String(id), 1)
 }
 
 // handedOut is a hand-out and where.

@@ -4,9 +4,10 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/binary"
-	"math/bits"
 	"strings"
 
+	"github.com/dchest/siphash"
+	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -79,61 +80,22 @@ func ParseToken(s string) (Token, error) {
 	return t, nil
 }
 
-// seal is the keyed tag of a token: SipHash-2-4 (Aumasson and Bernstein 2012)
+// sealer makes the keyed tag of a token: SipHash-2-4 (Aumasson and Bernstein 2012)
 // under a key made of the cluster's secret. It is there so that a token cannot
 // be made up, not even by a member of another group.
 type sealer struct{ k0, k1 uint64 }
 
 func newSealer(secret uint64) sealer {
-	return sealer{k0: mix(secret), k1: mix(secret ^ 0x5374_7261_6e64_4d51)}
+	return sealer{k0: keyspace.Mix(secret), k1: keyspace.Mix(secret ^ 0x5374_7261_6e64_4d51)}
 }
 
 func (s sealer) seal(t *Token) {
 	var buf [64]byte
-	t.Tag = s.sum(t.appendBody(buf[:0]))
+	t.Tag = siphash.Hash(s.k0, s.k1, t.appendBody(buf[:0]))
 }
 
 func (s sealer) made(t Token) bool {
 	tag := t.Tag
 	s.seal(&t)
 	return t.Tag == tag
-}
-
-func (s sealer) sum(b []byte) uint64 {
-	v0 := s.k0 ^ 0x736f6d6570736575
-	v1 := s.k1 ^ 0x646f72616e646f6d
-	v2 := s.k0 ^ 0x6c7967656e657261
-	v3 := s.k1 ^ 0x7465646279746573
-	round := func() {
-		v0 += v1
-		v1 = bits.RotateLeft64(v1, 13) ^ v0
-		v0 = bits.RotateLeft64(v0, 32)
-		v2 += v3
-		v3 = bits.RotateLeft64(v3, 16) ^ v2
-		v0 += v3
-		v3 = bits.RotateLeft64(v3, 21) ^ v0
-		v2 += v1
-		v1 = bits.RotateLeft64(v1, 17) ^ v2
-		v2 = bits.RotateLeft64(v2, 32)
-	}
-	last := uint64(len(b)) << 56
-	for ; len(b) >= 8; b = b[8:] {
-		m := binary.LittleEndian.Uint64(b)
-		v3 ^= m
-		round()
-		round()
-		v0 ^= m
-	}
-	for i, c := range b {
-		last |= uint64(c) << (8 * i)
-	}
-	v3 ^= last
-	round()
-	round()
-	v0 ^= last
-	v2 ^= 0xff
-	for range 4 {
-		round()
-	}
-	return v0 ^ v1 ^ v2 ^ v3
 }

@@ -308,7 +308,7 @@ func (w *world) add(p *memPart, k string) {
 		r.Key = []byte(k)
 		r.KeyHash = keyspace.Hash(7, r.Key)
 	} else {
-		r.KeyHash = mix(uint64(len(p.msgs)))
+		r.KeyHash = keyspace.Mix(uint64(len(p.msgs)))
 	}
 	p.msgs = append(p.msgs, partition.Message{Offset: partition.Offset(len(p.msgs)), PublishTime: w.now, Record: r})
 	p.sizes = append(p.sizes, len(r.Key)+len(r.Body))
