@@ -31,19 +31,19 @@ func (l *keyLog) Keys(from partition.Offset, maxBytes int, fn func(partition.Off
 // benchTaker takes up to so many.
 type benchTaker struct {
 	credit int
-	got    []HandOut
+	got    []handOut
 }
 
 func (y *benchTaker) Room() (bool, bool) { return y.credit > 0, y.credit > 0 || y.got == nil }
-func (y *benchTaker) Take(int) bool {
+func (y *benchTaker) Reserve(int) bool {
 	if y.credit == 0 {
 		return false
 	}
 	y.credit--
 	return true
 }
-func (y *benchTaker) Give(n, _ int) { y.credit += n }
-func (y *benchTaker) Handed(_ partition.PartitionID, hs []HandOut) {
+func (y *benchTaker) Return(n, _ int) { y.credit += n }
+func (y *benchTaker) Handed(_ partition.PartitionID, hs []handOut) {
 	y.got = append(y.got, hs...)
 }
 func (y *benchTaker) Ended(partition.PartitionID, error) {}
@@ -93,7 +93,7 @@ func benchMachine(b *testing.B, keys, batch, members int) {
 		now++
 		for m := range takers {
 			takers[m] = &benchTaker{credit: batch}
-			app.Event(Demand{
+			app.Event(demand{
 				Group: 1, Member: fmt.Sprint("m", m), Session: 1, Request: uint64(now), Taker: takers[m],
 				Share: uint32(m), Shares: uint32(members),
 			})
@@ -111,7 +111,7 @@ func benchMachine(b *testing.B, keys, batch, members int) {
 		for _, y := range takers {
 			y.credit = 0
 			if len(y.got) == 0 {
-				y.got = []HandOut{}
+				y.got = []handOut{}
 				continue
 			}
 			got += len(y.got)
@@ -162,7 +162,7 @@ func BenchmarkHotKey(b *testing.B) {
 			b.ResetTimer()
 			for now := partition.Millis(1); done < b.N; now++ {
 				y := &benchTaker{credit: 200}
-				app.Event(Demand{Group: 1, Member: "m", Session: 1, Request: uint64(now), Taker: y})
+				app.Event(demand{Group: 1, Member: "m", Session: 1, Request: uint64(now), Taker: y})
 				for {
 					cmds, _ := app.Drive(now, log)
 					if len(cmds) == 0 {
@@ -183,7 +183,7 @@ func BenchmarkHotKey(b *testing.B) {
 					ss = append(ss, Settlement{Token: Token{Epoch: h.Epoch, Offset: h.Offset, HandOut: h.Number, Ordinal: h.Ordinal}, Action: Ack})
 				}
 				if y.got == nil {
-					y.got = []HandOut{}
+					y.got = []handOut{}
 				}
 				done += len(ss)
 				apply(encodeSettle(now, 1, ss))

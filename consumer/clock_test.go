@@ -79,7 +79,7 @@ func (c *clocked) want(when string, out, backOff uint64, failed uint64) {
 	}
 	if st.Counts.InFlight != out || st.Counts.BackingOff != backOff || st.Counts.Retried != failed {
 		c.Fatalf("%s: %d are out, %d back off, %d attempts failed; want %d, %d, %d\n%s",
-			when, st.Counts.InFlight, st.Counts.BackingOff, st.Counts.Retried, out, backOff, failed, c.p.app.Dump())
+			when, st.Counts.InFlight, st.Counts.BackingOff, st.Counts.Retried, out, backOff, failed, c.p.app.dump())
 	}
 	if diff := c.p.replayed(); diff != "" {
 		c.Fatalf("%s: a restart gives another state:\n%s", when, diff)
@@ -206,9 +206,9 @@ func TestLeap(t *testing.T) {
 	c.w.advance(100)
 	c.changeLeader(anHour)
 	again := encodeLeap(c.g.clock, 1, c.p.app.groups[0].clock)
-	before := c.p.app.Dump()
+	before := c.p.app.dump()
 	c.p.apply(again)
-	if diff := cmp.Diff(before, c.p.app.Dump()); diff != "" {
+	if diff := cmp.Diff(before, c.p.app.dump()); diff != "" {
 		t.Fatalf("a second leap to the same time changed something:\n%s", diff)
 	}
 	c.w.advance(6000)

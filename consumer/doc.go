@@ -26,7 +26,7 @@
 //	 Shell, any goroutine          App, the partition's one goroutine
 //	┌──────────────────┐  Post   ┌──────────────────────────────────────────┐
 //	│ Receive ─────────┼────────►│ hand: who waits, what can go, timers     │
-//	│   ▲   Demand     │         │   │ Drive: plans, lapses (propose only)  │
+//	│   ▲   demand     │         │   │ Drive: plans, lapses (propose only)  │
 //	│   │              │         │   ▼                                      │
 //	│   │              │ Propose │ ══════════ the partition's log ═══════   │
 //	│ Settle, admin ───┼────────►│   │ Apply: decides, the same everywhere  │

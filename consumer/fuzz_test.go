@@ -118,7 +118,7 @@ func FuzzRows(f *testing.F) {
 		if err != nil {
 			return
 		}
-		_ = again.Dump()
+		_ = again.dump()
 		for _, g := range again.groups {
 			_ = g.eachDead(0, func(partition.Offset, deadRow) bool { return true })
 			_, _ = g.rows.history(1)

@@ -27,20 +27,20 @@ func TestQueryAfterOpenPlans(t *testing.T) {
 	const r1, r2 = 1, 2
 	for _, c := range []struct {
 		name string
-		ask  Query
+		ask  query
 		wait bool // for the plan
 		held int
 	}{
-		{"all of the session", Query{Member: "A", Session: 1}, true, 1},
-		{"the request", Query{Member: "A", Session: 1, Request: r1}, true, 1},
-		{"another request", Query{Member: "A", Session: 1, Request: r2}, false, 0},
-		{"another session", Query{Member: "A", Session: 2}, false, 0},
-		{"another member", Query{Member: "B", Session: 1}, false, 0},
+		{"all of the session", query{Member: "A", Session: 1}, true, 1},
+		{"the request", query{Member: "A", Session: 1, Request: r1}, true, 1},
+		{"another request", query{Member: "A", Session: 1, Request: r2}, false, 0},
+		{"another session", query{Member: "A", Session: 2}, false, 0},
+		{"another member", query{Member: "B", Session: 1}, false, 0},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			w, p := asked(t)
 			y := newTally(t, 1)
-			p.app.Event(Demand{Group: 1, Member: "A", Session: 1, Request: r1, Shares: 1, Taker: y})
+			p.app.Event(demand{Group: 1, Member: "A", Session: 1, Request: r1, Shares: 1, Taker: y})
 			cmds, _ := p.app.Drive(w.now, p)
 			if len(cmds) != 1 {
 				t.Fatalf("%d commands", len(cmds))
@@ -49,7 +49,7 @@ func TestQueryAfterOpenPlans(t *testing.T) {
 			answered, held := 0, 0
 			q := c.ask
 			q.Group, q.Max = 1, 10
-			q.Done = func(_ partition.PartitionID, h Holding) { answered, held = answered+1, len(h.Held) }
+			q.Done = func(_ partition.PartitionID, h holding) { answered, held = answered+1, len(h.Held) }
 			p.app.Event(q)
 			p.app.Drive(w.now, p)
 			if (answered == 0) != c.wait {
@@ -77,11 +77,11 @@ func TestQueryWhenPlansAreLost(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w, p := asked(t)
 			y := newTally(t, 1)
-			p.app.Event(Demand{Group: 1, Member: "A", Session: 1, Shares: 1, Taker: y})
+			p.app.Event(demand{Group: 1, Member: "A", Session: 1, Shares: 1, Taker: y})
 			p.app.Drive(w.now, p)
 			y.open = false
 			answered := 0
-			p.app.Event(Query{Group: 1, Member: "A", Session: 1, Max: 10, Done: func(partition.PartitionID, Holding) { answered++ }})
+			p.app.Event(query{Group: 1, Member: "A", Session: 1, Max: 10, Done: func(partition.PartitionID, holding) { answered++ }})
 			if answered != 0 {
 				t.Fatal("answered while a plan was on its way")
 			}
@@ -102,7 +102,7 @@ func TestOlderCallDoesNotSupersedeItsRetry(t *testing.T) {
 			calls, tried := map[uint64]*tally{}, map[uint64]int{}
 			for _, n := range order {
 				calls[n] = newTally(t, 1)
-				p.app.Event(Demand{
+				p.app.Event(demand{
 					Group: 1, Member: "A", Session: 1, Request: 7, Call: n, Shares: 1, Taker: calls[n],
 					Tried: func() { tried[n]++ },
 				})

@@ -168,7 +168,7 @@ func (h *hand) pick(l *lane, p *openPlan, size uint32) (index int32) {
 		if w.plan != p.id && len(p.waiters) >= maxPlanMembers {
 			continue
 		}
-		if !w.gone && h.canHold(w) && w.Taker.Take(int(size)) {
+		if !w.gone && h.canHold(w) && w.Taker.Reserve(int(size)) {
 			return h.taken(w, p, size)
 		}
 	}
@@ -292,7 +292,7 @@ func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
 			case again:
 				// At most once, the key is free again at once: the same member
 				// gets its next, so that its order is seen by one.
-				if to := p.waiters[index]; !h.canHold(to) || !to.Taker.Take(size) {
+				if to := p.waiters[index]; !h.canHold(to) || !to.Taker.Reserve(size) {
 					return false
 				} else {
 					w = h.taken(to, p, uint32(size))

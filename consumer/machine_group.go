@@ -357,8 +357,8 @@ func (g *group) mayGo(i int32) bool {
 	}
 }
 
-// give hands an entry out. The caller has checked mayGo and the limits.
-func (g *group) give(i, m int32, session, request uint64) {
+// handOut hands an entry out. The caller has checked mayGo and the limits.
+func (g *group) handOut(i, m int32, session, request uint64) {
 	e := &g.entries[i]
 	g.handOuts++
 	g.handedOut++
@@ -395,9 +395,9 @@ func (g *group) hold(i, m int32) {
 	ms.held++
 }
 
-// take ends a hand-out: the entry is in flight no more and in nobody's list.
+// endHandOut ends a hand-out: the entry is in flight no more and in nobody's list.
 // It stands deferred until the caller says better.
-func (g *group) take(i int32, how ending) {
+func (g *group) endHandOut(i int32, how ending) {
 	e := &g.entries[i]
 	ms := &g.members[e.member]
 	if e.prevHeld == none {
@@ -440,7 +440,7 @@ func (g *group) acknowledge(i int32) {
 
 // release gives a message back uncharged.
 func (g *group) release(i int32) {
-	g.take(i, byRelease)
+	g.endHandOut(i, byRelease)
 	g.entries[i].attempts--
 	g.wait(i)
 }
@@ -469,7 +469,7 @@ func (g *group) fail(i int32, how ending, reason string, delay partition.Millis)
 		Attempt: e.attempts, Member: g.members[e.member].name,
 		HandedOut: e.handedAt, Ended: g.clock, Outcome: how.String(), Reason: reason,
 	}
-	g.take(i, how)
+	g.endHandOut(i, how)
 	if how == byReject || g.policy.MaxAttempts > 0 && e.attempts >= g.policy.MaxAttempts {
 		g.die(i, a)
 		return true

@@ -6,25 +6,25 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-// Taker is one call of one member for work, over all the partitions that it
+// taker is one call of one member for work, over all the partitions that it
 // asks. Its credit is shared between them, so that no more is ever handed out
 // than it asked for. Calls come from the goroutine of an App and must not block.
-type Taker interface {
+type taker interface {
 	// Room tells whether it can take something now, and whether it ever will
 	// again.
 	Room() (now, open bool)
-	// Take reserves one delivery of a size in bytes.
-	Take(size int) bool
-	// Give returns reservations that came to nothing.
-	Give(n, bytes int)
+	// Reserve reserves one delivery of a size in bytes.
+	Reserve(size int) bool
+	// Return returns reservations that came to nothing.
+	Return(n, bytes int)
 	// Handed brings applied hand-outs, each of which was reserved.
-	Handed(p partition.PartitionID, hs []HandOut)
+	Handed(p partition.PartitionID, hs []handOut)
 	// Ended tells that a partition has nothing more for it, and why.
 	Ended(p partition.PartitionID, why error)
 }
 
-// Demand is the event by which a member asks a partition for work.
-type Demand struct {
+// demand is the event by which a member asks a partition for work.
+type demand struct {
 	Group   GroupID
 	Member  string
 	Session uint64
@@ -32,9 +32,9 @@ type Demand struct {
 	Call    uint64 // of two calls of one request, the later has the higher number
 	Share   uint32
 	Shares  uint32
-	Taker   Taker
+	Taker   taker
 	// Tried, if not nil, is called once when all that was there when the demand
-	// came has been planned: what the Taker has no reservation for by then is
+	// came has been planned: what the taker has no reservation for by then is
 	// not to be had now.
 	Tried func()
 }
@@ -60,13 +60,13 @@ type hand struct {
 	behind   bool             // a plan was void in part: look again at what follows
 	writer   planWriter
 	lapses   []lapse
-	queries  []Query // wait for what is on its way to their sessions
+	queries  []query // wait for what is on its way to their sessions
 }
 
 // coming tells whether something is on its way to the session, and request, of
 // a query: proposed and not applied yet. An answer before that would not have
 // it, and nobody would ask for it again.
-func (h *hand) coming(q Query) bool {
+func (h *hand) coming(q query) bool {
 	for _, p := range h.open {
 		for i, w := range p.waiters {
 			if p.taken[i].n > 0 && w.Member == q.Member && w.Session == q.Session && (q.Request == 0 || w.Request == q.Request) {
@@ -101,7 +101,7 @@ type lane struct {
 
 // waiter is a demand and what is planned for it.
 type waiter struct {
-	Demand
+	demand
 	tried bool
 	noted partition.Millis // when it was last seen to wait
 	slot  int32            // its member, if the name there still fits
@@ -119,7 +119,7 @@ type openPlan struct {
 	pending int
 	waiters []*waiter
 	taken   []credit
-	got     [][]HandOut
+	got     [][]handOut
 }
 
 type credit struct{ n, bytes int }
@@ -127,7 +127,7 @@ type credit struct{ n, bytes int }
 // handed is what an applied plan gave to a waiter.
 type handed struct {
 	to *waiter
-	hs []HandOut
+	hs []handOut
 }
 
 func (g *group) lead() {
@@ -299,9 +299,9 @@ func (g *group) tellDeadline(i int32) {
 }
 
 // demand takes a waiter in.
-func (h *hand) demand(d Demand) {
+func (h *hand) demand(d demand) {
 	h.g.forgetMembers()
-	w := &waiter{Demand: d, slot: none}
+	w := &waiter{demand: d, slot: none}
 	for _, o := range h.waiters {
 		// A call that slept while it was asked again comes too late.
 		if _, open := o.Taker.Room(); open && !o.gone && o.same(d) && o.Call > d.Call {
@@ -341,7 +341,7 @@ func (h *hand) demand(d Demand) {
 }
 
 // same tells whether a demand is of the request that a waiter asks for.
-func (w *waiter) same(d Demand) bool {
+func (w *waiter) same(d demand) bool {
 	return d.Request != 0 && w.Request == d.Request && w.Session == d.Session && w.Member == d.Member
 }
 
@@ -377,7 +377,7 @@ func (h *hand) dismiss(w *waiter, why error) {
 // end sends everybody away.
 func (h *hand) end(why error) {
 	for _, q := range h.queries {
-		q.Done(h.g.part, Holding{Err: why})
+		q.Done(h.g.part, holding{Err: why})
 	}
 	h.queries = nil
 	h.flush()
@@ -400,7 +400,7 @@ func (h *hand) close(p *openPlan) {
 			back.bytes -= int(o.Size)
 		}
 		if back.n > 0 {
-			w.Taker.Give(back.n, back.bytes)
+			w.Taker.Return(back.n, back.bytes)
 		}
 	}
 }
@@ -434,7 +434,7 @@ func (h *hand) drop(p *openPlan) {
 	}
 }
 
-func (p *openPlan) handed(w int, o HandOut) { p.got[w] = append(p.got[w], o) }
+func (p *openPlan) handed(w int, o handOut) { p.got[w] = append(p.got[w], o) }
 
 func (h *hand) unplan(o partition.Offset) {
 	i, ok := h.g.offsets.find(uint64(o))
@@ -474,13 +474,13 @@ func (h *hand) planDone(p *openPlan) {
 			heir = heir.heir
 		}
 		bytes := 0
-		for n < len(hs) && heir.Taker.Take(int(hs[n].Size)) {
+		for n < len(hs) && heir.Taker.Reserve(int(hs[n].Size)) {
 			bytes += int(hs[n].Size)
 			n++
 		}
 		h.out = append(h.out, handed{heir, hs[:n]}, handed{w, hs[n:]})
 		for _, o := range hs[:n] {
-			w.Taker.Give(1, int(o.Size))
+			w.Taker.Return(1, int(o.Size))
 		}
 	}
 	if h.g.scanned != p.end {

@@ -17,10 +17,10 @@ func (a *App) Lead(leading bool) {
 	}
 }
 
-// Event takes a Demand or a Query.
+// Event takes a demand or a query.
 func (a *App) Event(ev any) {
 	switch ev := ev.(type) {
-	case Demand:
+	case demand:
 		g, err := a.session(ev.Group, ev.Member, ev.Session)
 		if err != nil {
 			ev.Taker.Ended(a.id, err)
@@ -30,10 +30,10 @@ func (a *App) Event(ev any) {
 			return
 		}
 		g.hand.demand(ev)
-	case Query:
+	case query:
 		g, err := a.session(ev.Group, ev.Member, ev.Session)
 		if err != nil {
-			ev.Done(a.id, Holding{Err: err})
+			ev.Done(a.id, holding{Err: err})
 			return
 		}
 		if g.hand.coming(ev) {
@@ -75,26 +75,26 @@ func (a *App) Drive(now partition.Millis, log partition.Log) (cmds [][]byte, wak
 	return cmds, wake
 }
 
-// Query is the event that asks what a session holds (P8).
-type Query struct {
+// query is the event that asks what a session holds (P8).
+type query struct {
 	Group   GroupID
 	Member  string
 	Session uint64
 	Request uint64 // only what this request was given; 0: all
 	Max     int
-	Done    func(partition.PartitionID, Holding)
+	Done    func(partition.PartitionID, holding)
 }
 
-// Holding is what a session holds in a partition.
-type Holding struct {
+// holding is what a session holds in a partition.
+type holding struct {
 	Err      error
-	Held     []HandOut // in the order of hand-outs, at most as many as asked for
+	Held     []handOut // in the order of hand-outs, at most as many as asked for
 	InFlight uint32    // of the member, whatever the session and request
 	Limit    uint32    // the most that a member may hold
 }
 
-func (g *group) holding(q Query) Holding {
-	res := Holding{Limit: g.policy.MaxInFlightMember}
+func (g *group) holding(q query) holding {
+	res := holding{Limit: g.policy.MaxInFlightMember}
 	m, ok := g.names[q.Member]
 	if !ok {
 		return res

@@ -2,8 +2,8 @@ package consumer
 
 import "github.com/strandmq/strandmq/partition"
 
-// HandOut is one applied hand-out.
-type HandOut struct {
+// handOut is one applied hand-out.
+type handOut struct {
 	Offset    partition.Offset
 	Number    uint64 // of the hand-out in the group's partition: the fence
 	Epoch     uint64
@@ -15,9 +15,9 @@ type HandOut struct {
 	FirstSeen partition.Millis
 }
 
-func (g *group) handOutOf(i int32) HandOut {
+func (g *group) handOutOf(i int32) handOut {
 	e := &g.entries[i]
-	return HandOut{
+	return handOut{
 		Offset: e.offset, Number: e.handOut, Epoch: g.epoch, Ordinal: e.ordinal, Attempt: e.attempts,
 		Size: e.size, Replayed: e.replayed, Deadline: g.shown(e.until), FirstSeen: e.firstSeen,
 	}
@@ -68,7 +68,7 @@ func (a *App) plan(at partition.Position, g *group, r *reader) {
 			continue
 		}
 		if m := who[w]; m != none && g.mayGo(i) && g.canHold(m) {
-			g.give(i, m, sessions[w], requests[w])
+			g.handOut(i, m, sessions[w], requests[w])
 			g.handed(i, open, int(w))
 		} else {
 			note.one(partition.Offset(o))
@@ -167,7 +167,7 @@ func (g *group) scan(o partition.Offset, hash uint64, size uint32, w uint64, who
 		ks.head, ks.tail, ks.waiting = i, i, 1
 		g.entries[i].key = k
 	}
-	g.give(i, m, sessions[w-1], requests[w-1])
+	g.handOut(i, m, sessions[w-1], requests[w-1])
 	g.handed(i, open, int(w-1))
 	return true
 }
@@ -231,7 +231,7 @@ func (g *group) handed(i int32, open *openPlan, w int) {
 		open.handed(w, g.handOutOf(i))
 	}
 	if g.policy.AtMostOnce {
-		g.take(i, notEnded)
+		g.endHandOut(i, notEnded)
 		g.acknowledge(i)
 	}
 }

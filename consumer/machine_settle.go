@@ -47,7 +47,7 @@ func (g *group) settle(t Token, a Action, delay partition.Millis, reason []byte)
 	}
 	switch a {
 	case Ack:
-		g.take(i, notEnded)
+		g.endHandOut(i, notEnded)
 		g.acknowledge(i)
 		return SettleResult{}
 	case Nack:

@@ -142,7 +142,7 @@ func TestRestartAnywhere(t *testing.T) {
 			}
 			part := killed.parts[1]
 			if err := sound(part.app, partition.Offset(len(part.msgs)), changed); err != nil {
-				t.Fatalf("%v\n%s", err, part.app.Dump())
+				t.Fatalf("%v\n%s", err, part.app.dump())
 			}
 			switch rapid.IntRange(0, 6).Draw(t, "then") {
 			case 0:
@@ -159,7 +159,7 @@ func TestRestartAnywhere(t *testing.T) {
 				killed.mu.Unlock()
 			}
 		}
-		if diff := cmp.Diff(plain.parts[1].app.Dump(), killed.parts[1].app.Dump()); diff != "" {
+		if diff := cmp.Diff(plain.parts[1].app.dump(), killed.parts[1].app.dump()); diff != "" {
 			t.Fatalf("state: %s", diff)
 		}
 		plain.parts[1].save()
@@ -173,7 +173,7 @@ func TestRestartAnywhere(t *testing.T) {
 	})
 }
 
-// tally is a Taker that counts.
+// tally is a taker that counts.
 type tally struct {
 	t interface {
 		Fatalf(format string, args ...any)
@@ -181,12 +181,12 @@ type tally struct {
 	credit   int
 	reserved int
 	open     bool
-	got      []HandOut
+	got      []handOut
 	ended    error
 }
 
 func (y *tally) Room() (now, open bool) { return y.open && y.credit > 0, y.open }
-func (y *tally) Take(size int) bool {
+func (y *tally) Reserve(size int) bool {
 	if !y.open || y.credit == 0 {
 		return false
 	}
@@ -194,14 +194,14 @@ func (y *tally) Take(size int) bool {
 	y.reserved++
 	return true
 }
-func (y *tally) Give(n, bytes int) {
+func (y *tally) Return(n, bytes int) {
 	y.credit += n
 	y.reserved -= n
 	if y.reserved < 0 || bytes < 0 {
 		y.t.Fatalf("gave back more than was taken: %d left, %d bytes", y.reserved, bytes)
 	}
 }
-func (y *tally) Handed(_ partition.PartitionID, hs []HandOut) {
+func (y *tally) Handed(_ partition.PartitionID, hs []handOut) {
 	y.got = append(y.got, hs...)
 	y.reserved -= len(hs)
 	if y.reserved < 0 {
@@ -224,7 +224,7 @@ func TestSlowLog(t *testing.T) {
 		p.apply(encodeCreate(w.now, GroupSpec{ID: 1, Name: "G", Policy: policy}))
 		var queue [][]byte
 		var takers []*tally
-		live := make(map[uint64]HandOut)
+		live := make(map[uint64]handOut)
 		drive := func() {
 			cmds, _ := p.app.Drive(w.now, p)
 			queue = append(queue, cmds...)
@@ -234,14 +234,14 @@ func TestSlowLog(t *testing.T) {
 				p.apply(queue[0])
 				queue = queue[1:]
 				if err := sound(p.app, partition.Offset(len(p.msgs)), false); err != nil {
-					t.Fatalf("%v\n%s", err, p.app.Dump())
+					t.Fatalf("%v\n%s", err, p.app.dump())
 				}
 			}
 		}
 		demand := func(member string, session uint64, credit int, share, shares uint32) {
 			y := &tally{t: t, credit: credit, open: true}
 			takers = append(takers, y)
-			p.app.Event(Demand{
+			p.app.Event(demand{
 				Group: 1, Member: member, Session: session, Request: rapid.Uint64Range(0, 2).Draw(t, "request"),
 				Share: share, Shares: shares, Taker: y,
 			})
@@ -326,7 +326,7 @@ func TestSlowLog(t *testing.T) {
 		g := p.app.groups[0]
 		for round := 0; ; round++ {
 			if round == 2000 {
-				t.Fatalf("messages are stuck\n%s", p.app.Dump())
+				t.Fatalf("messages are stuck\n%s", p.app.dump())
 			}
 			if g.count[inFlight]+g.count[ready]+g.count[failed]+g.count[deferred] == 0 &&
 				(g.scanned == partition.Offset(len(p.msgs)) || g.parking > 0) {

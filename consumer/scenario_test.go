@@ -87,7 +87,7 @@ func (p *memPart) replayed() string {
 			return err.Error()
 		}
 	}
-	if diff := cmp.Diff(p.app.Dump(), again.Dump()); diff != "" {
+	if diff := cmp.Diff(p.app.dump(), again.dump()); diff != "" {
 		return "replayed: " + diff
 	}
 	if err := again.Checkpoint(); err != nil {
@@ -97,7 +97,7 @@ func (p *memPart) replayed() string {
 	if err != nil {
 		return err.Error()
 	}
-	return cmp.Diff(again.Dump(), restored.Dump())
+	return cmp.Diff(again.dump(), restored.dump())
 }
 
 func (s *scenario) name(p partition.PartitionID, o partition.Offset) string { return s.names[p][o] }

@@ -123,7 +123,7 @@ func requestTag(id string) uint64 {
 // handedOut is a hand-out and where.
 type handedOut struct {
 	part partition.PartitionID
-	HandOut
+	handOut
 }
 
 // held asks every partition what the session holds, and how many more the
@@ -131,16 +131,16 @@ type handedOut struct {
 func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held []handedOut, room int, err error) {
 	type answer struct {
 		part partition.PartitionID
-		Holding
+		holding
 	}
 	answers := make(chan answer, len(req.Shares)) // one place each: Done must not block
 	asked := 0
 	var failed error
 	room = 1 << 30
 	for _, sh := range req.Shares {
-		q := Query{
+		q := query{
 			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag, Max: req.Max,
-			Done: func(p partition.PartitionID, h Holding) { answers <- answer{p, h} },
+			Done: func(p partition.PartitionID, h holding) { answers <- answer{p, h} },
 		}
 		if err := s.host.Post(sh.Partition, q); err != nil {
 			failed = err
@@ -205,7 +205,7 @@ func (s *Shell) ask(ctx context.Context, c *call, req ReceiveRequest, tag, numbe
 		if sh.HeldOnly {
 			continue
 		}
-		d := Demand{
+		d := demand{
 			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag, Call: number,
 			Share: sh.Share, Shares: sh.Shares, Taker: c, Tried: c.tried,
 		}
@@ -260,7 +260,7 @@ func (s *Shell) drain(ctx context.Context, c *call) error {
 	return nil
 }
 
-// call is the credit of one Receive over all its partitions: a Taker. The lock
+// call is the credit of one Receive over all its partitions: a taker. The lock
 // is held for a few instructions only.
 type call struct {
 	wake chan struct{} // one place: something changed
@@ -309,15 +309,15 @@ func (c *call) tried() {
 	c.signal()
 }
 
-// Room implements Taker.
+// Room implements taker.
 func (c *call) Room() (now, open bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return !c.closed && c.credit > 0 && (c.bytes > 0 || !c.some), !c.closed
 }
 
-// Take implements Taker.
-func (c *call) Take(size int) bool {
+// Reserve implements taker.
+func (c *call) Reserve(size int) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed || c.credit <= 0 || c.some && size > c.bytes {
@@ -330,8 +330,8 @@ func (c *call) Take(size int) bool {
 	return true
 }
 
-// Give implements Taker.
-func (c *call) Give(n, bytes int) {
+// Return implements taker.
+func (c *call) Return(n, bytes int) {
 	c.mu.Lock()
 	c.credit += n
 	c.bytes += bytes
@@ -343,8 +343,8 @@ func (c *call) Give(n, bytes int) {
 	c.signal()
 }
 
-// Handed implements Taker.
-func (c *call) Handed(p partition.PartitionID, hs []HandOut) {
+// Handed implements taker.
+func (c *call) Handed(p partition.PartitionID, hs []handOut) {
 	c.mu.Lock()
 	for _, h := range hs {
 		c.got = append(c.got, handedOut{p, h})
@@ -354,7 +354,7 @@ func (c *call) Handed(p partition.PartitionID, hs []HandOut) {
 	c.signal()
 }
 
-// Ended implements Taker.
+// Ended implements taker.
 func (c *call) Ended(_ partition.PartitionID, why error) {
 	c.mu.Lock()
 	c.posted--

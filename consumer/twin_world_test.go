@@ -337,8 +337,8 @@ func (w *twinWorld) settleDown() {
 		w.inbox = nil
 		// Calls that woke at one moment ask in any order; a script has one.
 		slices.SortStableFunc(in, func(a, b any) int {
-			x, _ := a.(Demand)
-			y, _ := b.(Demand)
+			x, _ := a.(demand)
+			y, _ := b.(demand)
 			return cmp.Compare(x.Call, y.Call)
 		})
 		for _, ev := range in {

@@ -6,9 +6,9 @@ import (
 	"strings"
 )
 
-// Dump prints all replicated state that is held in memory, in one order, for
+// dump prints all replicated state that is held in memory, in one order, for
 // tests: two Apps with equal rows and equal dumps behave alike.
-func (a *App) Dump() string {
+func (a *App) dump() string {
 	var b strings.Builder
 	for _, g := range a.groups {
 		g.dump(&b)
