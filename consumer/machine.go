@@ -103,13 +103,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 
 func (a *App) find(id GroupID) (int, bool) {
 	return slices.BinarySearchFunc(a.groups, id, func(g *group, id GroupID) int {
-		switch {
-		case g.id < id:
-			return -1
-		case g.id > id:
-			return 1
-		}
-		return 0
+		return cmp.Compare(g.id, id)
 	})
 }
 

@@ -1,6 +1,7 @@
 package consumer
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/strandmq/strandmq/partition"
@@ -169,10 +170,7 @@ func (g *group) requeue() {
 		}
 	}
 	slices.SortFunc(live, func(a, b int32) int {
-		if g.entries[a].offset < g.entries[b].offset {
-			return -1
-		}
-		return 1
+		return cmp.Compare(g.entries[a].offset, g.entries[b].offset)
 	})
 	for i := range g.keys {
 		if ks := &g.keys[i]; len(ks.blockers) > 0 {
