@@ -98,7 +98,9 @@ func (g *demoGroup) work(ctx context.Context, name string, crashes bool) error {
 			continue
 		}
 		g.before(got, list)
-		results, err := m.settle(ctx, list)
+		// The demo ends when the broker has settled all, which it may have done
+		// before its answer came: the answer is waited for, and counted.
+		results, err := m.settle(context.WithoutCancel(ctx), list)
 		if err != nil {
 			return err
 		}
