@@ -9,6 +9,9 @@ HOUSE    := ./internal/house/...
 WEB      := internal/broker/testdata/web
 ARGS     ?=
 
+# How often the kill test kills the broker.
+KILLS    ?= 10
+
 # Packages with goroutines of their own: their tests run again under the race
 # detector, shortened (-short), since it makes them about ten times slower.
 RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./loadtest/...
@@ -46,7 +49,7 @@ bin/grpcurl: tools/grpcurl/go.mod ## grpcurl, for the test of reflection
 	$(GO) build -modfile=tools/grpcurl/go.mod -o $@ $(GRPCURL)
 
 unit: bin/grpcurl ## Tests of all packages
-	$(GO) test -vet=off $$($(GO) list ./... | grep -v /internal/house)
+	STRANDMQ_KILLS=$(KILLS) $(GO) test -vet=off $$($(GO) list ./... | grep -v /internal/house)
 
 race: ## Tests of the concurrent packages under the race detector (needs a C compiler)
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ]; then \

@@ -21,6 +21,7 @@ import (
 // binary, which is killed with kill -9 and started again where a case says so.
 // docs/cases.md has each case in a sentence.
 func TestCases(t *testing.T) {
+	t.Parallel() // the cases wait more than they work
 	binary := buildBroker(t)
 	// The shortest session, where a member goes without a word.
 	vanishing := []string{"--session-timeout", "1s"}

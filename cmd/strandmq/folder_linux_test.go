@@ -143,6 +143,7 @@ func reachable(t *testing.T, exe, folder string) (string, string) {
 // A disk that fills up stops publishers first. Without a reserve it stops the
 // broker, in words; what was acknowledged is there when there is room again.
 func TestFullDisk(t *testing.T) {
+	t.Parallel()
 	disk := smallDisk(t, "300m")
 	filler := filepath.Join(disk, "filler")
 	data := []string{"--data", filepath.Join(disk, "data")}
