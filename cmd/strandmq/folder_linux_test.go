@@ -103,7 +103,7 @@ func TestServeUnreadableFolder(t *testing.T) {
 		if err := os.Chmod(folder, 0); err != nil {
 			t.Fatal(err)
 		}
-		defer os.Chmod(folder, 0o700) //nolint:errcheck // else the test's folder cannot be removed
+		defer os.Chmod(folder, 0o700) // else the test cannot remove it
 	}
 	s := serveFolder(t, exe, as, "--data", folder)
 	<-s.ended
