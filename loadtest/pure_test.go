@@ -7,8 +7,9 @@ import (
 	"testing"
 	"time"
 
-	"github.com/strandmq/strandmq/internal/check"
 	"pgregory.net/rapid"
+
+	"github.com/strandmq/strandmq/internal/check"
 )
 
 // Every message of the whole load belongs to one producer, is due when it should
