@@ -400,6 +400,7 @@ func (c *call) drained() bool {
 func (s *Shell) fill(gid GroupID, hs []handedOut, maxBytes int) ([]Delivery, error) {
 	hs = newest(hs)
 	ds := make([]Delivery, 0, len(hs))
+	var unread error // of a damaged partition: the others go on
 	for len(hs) > 0 {
 		n := 1
 		for n < len(hs) && hs[n].part == hs[0].part {
@@ -410,6 +411,12 @@ func (s *Shell) fill(gid GroupID, hs []handedOut, maxBytes int) ([]Delivery, err
 			offsets[i] = hs[i].Offset
 		}
 		msgs, err := s.read(hs[0].part, offsets)
+		var damaged *partition.ErrDamaged
+		if errors.As(err, &damaged) {
+			unread = err
+			hs = hs[n:]
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -433,6 +440,9 @@ func (s *Shell) fill(gid GroupID, hs []handedOut, maxBytes int) ([]Delivery, err
 		}
 		hs = hs[n:]
 	}
+	if len(ds) == 0 && unread != nil {
+		return nil, unread
+	}
 	return ds, nil
 }
 
@@ -450,7 +460,13 @@ func (s *Shell) whyIdle(ctx context.Context, req ReceiveRequest) string {
 			}
 			return nil
 		})
-		if err != nil || len(whys) >= 3 {
+		var damaged *partition.ErrDamaged
+		if errors.As(err, &damaged) {
+			whys = append(whys, "a partition of the topic stopped: "+damaged.Why)
+		} else if err != nil {
+			break
+		}
+		if len(whys) >= 3 {
 			break
 		}
 	}

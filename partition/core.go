@@ -414,6 +414,12 @@ func (c *core) fail(r *replica, err error) {
 		_ = c.batch().SetMeta(uint64(r.id), metaApplied, st.append(nil))
 		r.unsaved = false
 	}
+	if r.leading {
+		r.leading = false
+		if err := c.guard(r, func() error { r.app.Lead(false); return nil }); err != nil {
+			c.cfg.Logger.Warn("a stopped partition's app complained", "partition", r.id.String(), "err", err)
+		}
+	}
 	r.stop(d, &ErrOutcomeUnknown{Partition: r.id, Why: "the partition stopped"})
 	r.shelf.mu.Lock()
 	r.shelf.fault = d

@@ -326,6 +326,70 @@ func TestDamageAtStart(t *testing.T) {
 	}
 }
 
+// Damage that an App meets when it reads the log stops the partition and is
+// told to everybody, instead of an App that looks again and again.
+func TestDamageInDrive(t *testing.T) {
+	late := deadline()
+	var led atomic.Int32
+	n := newNode(t, Config{NewApp: func(id PartitionID, rows Rows) (App, error) {
+		app, err := newCounter(func(_ *counter, _ Millis, log Log) ([][]byte, Millis) {
+			// The error is not the App's to act on.
+			_ = log.Keys(log.Position().Start, 1<<20, func(Offset, uint64, int) bool { return true })
+			return nil, 0
+		})(id, rows)
+		return leads{app, &led}, err
+	}})
+	n.create(1, 2)
+	n.publish(1, batch("a1", "a2"))
+	n.publish(2, batch("b1"))
+	if err := n.Host.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b := n.store.NewBatch()
+	if err := b.Set(logstore.Offsets, 1, offsetKey(nil, 0), []byte("xx")); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.store.CommitNoSync(b); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.store.Close(); err != nil {
+		t.Fatal(err)
+	}
+	led.Store(0)
+	n.start()
+	var damaged *ErrDamaged
+	for !errors.As(n.View(within(t), 1, func(App, Position) {}), &damaged) {
+		if late() {
+			t.Fatal("the partition goes on")
+		}
+	}
+	if info, err := n.Info(1); err == nil && info.Fault == "" {
+		t.Fatal("its state says nothing of the damage")
+	}
+	if _, err := n.Host.Publish(within(t), 1, batch("a3")); !errors.As(err, &damaged) {
+		t.Fatalf("a publish gives %v", err)
+	}
+	n.publish(2, batch("b2"))
+	if led.Load() != 1 {
+		t.Fatalf("%d partitions lead, want the sound one alone", led.Load())
+	}
+}
+
+// leads counts the Apps that lead.
+type leads struct {
+	App
+	n *atomic.Int32
+}
+
+func (l leads) Lead(leading bool) {
+	l.App.Lead(leading)
+	if leading {
+		l.n.Add(1)
+	} else {
+		l.n.Add(-1)
+	}
+}
+
 // Queues are bounded in bytes, per partition and per node; beyond that callers
 // are told when to come again, and what was let in is answered.
 func TestQueuesAreBounded(t *testing.T) {

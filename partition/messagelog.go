@@ -25,6 +25,7 @@ type messageLog struct {
 	state   appliedRow // may be ahead of flushed while an entry is applied
 	flushed appliedRow // with the last entry that was applied completely
 	rows    rowBuf
+	broken  error // what Keys met: the log cannot be read on
 	key     []byte
 	value   []byte
 }
@@ -114,7 +115,7 @@ func (l *messageLog) Keys(from Offset, maxBytes int, fn func(o Offset, keyHash u
 		return &ErrExpired{Partition: l.id, Start: l.state.start}
 	}
 	seen := 0
-	return l.read.visit(from, l.state.end, func(b stored) bool {
+	err := l.read.visit(from, l.state.end, func(b stored) bool {
 		more := true
 		b.each(from, func(o Offset, r record.Raw) bool {
 			more = fn(o, r.KeyHash(), r.Size())
@@ -123,6 +124,10 @@ func (l *messageLog) Keys(from Offset, maxBytes int, fn func(o Offset, keyHash u
 		})
 		return more && seen < maxBytes
 	})
+	if err != nil {
+		l.broken = err
+	}
+	return err
 }
 
 // rowBuf holds the rows of one entry until the entry is done.

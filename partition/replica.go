@@ -73,6 +73,9 @@ func (r *replica) turn(now Millis) error {
 		r.driveDue = false
 		cmds, wake := r.app.Drive(now, r.log)
 		r.wake = wake
+		if r.log.broken != nil {
+			return r.log.broken // the App would look again and again, and say nothing
+		}
 		for _, cmd := range cmds {
 			if len(cmd) > maxCommandBytes {
 				return fmt.Errorf("the app proposes a command of %d bytes; at most %d are taken", len(cmd), maxCommandBytes)
