@@ -39,6 +39,13 @@ type demand struct {
 	Tried func()
 }
 
+// Unheard implements partition.Unheard: nothing is to be had there.
+func (d demand) Unheard(error) {
+	if d.Tried != nil {
+		d.Tried()
+	}
+}
+
 // hand is what acts for a group where its partition is led: who waits for work,
 // what can be handed out, what was proposed. All of it is in memory only, and
 // none of it decides: a hand that is wrong wastes a proposal.

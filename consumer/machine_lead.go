@@ -85,6 +85,9 @@ type query struct {
 	Done    func(partition.PartitionID, holding)
 }
 
+// Unheard implements partition.Unheard.
+func (q query) Unheard(err error) { q.Done(0, holding{Err: err}) }
+
 // holding is what a session holds in a partition.
 type holding struct {
 	Err      error

@@ -155,8 +155,8 @@ func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held 
 			return nil, 0, ctx.Err()
 		case a := <-answers:
 			if a.Err != nil {
-				var other *partition.ErrNotLeader
-				if !errors.As(a.Err, &other) {
+				// The other partitions go on.
+				if !errors.As(a.Err, new(*partition.ErrNotLeader)) && !errors.As(a.Err, new(*partition.ErrDamaged)) {
 					return nil, 0, a.Err
 				}
 				failed = a.Err

@@ -30,6 +30,11 @@ type App interface {
 	Drive(now Millis, log Log) (cmds [][]byte, wake Millis)
 }
 
+// Unheard is an event whose sender waits for the App: it is told when no App
+// will take the event, since the partition stopped or went on its way there.
+// It must not block.
+type Unheard interface{ Unheard(err error) }
+
 // Log is the partition's messages as an App reads them, up to what is applied.
 type Log interface {
 	// Position is the present one.

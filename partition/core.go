@@ -134,11 +134,18 @@ func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
 func (c *core) post(id PartitionID, ev any) bool {
 	r, err := c.replica(id)
 	if err != nil {
+		unheard(ev, err)
 		return false
 	}
 	r.events = append(r.events, ev)
 	c.touch(r)
 	return true
+}
+
+func unheard(ev any, err error) {
+	if u, ok := ev.(Unheard); ok {
+		u.Unheard(err)
+	}
 }
 
 // view calls fn with a partition's App as it is, with every event taken.

@@ -366,12 +366,59 @@ func TestDamageInDrive(t *testing.T) {
 	if info, err := n.Info(1); err == nil && info.Fault == "" {
 		t.Fatal("its state says nothing of the damage")
 	}
+	// Whoever waits for an App that is no more is told, whether the event was
+	// on its way or came later.
+	heard := make(waiter, 1)
+	if err := n.Post(1, heard); err == nil {
+		select {
+		case err = <-heard:
+		case <-within(t).Done():
+			t.Fatal("an event for the stopped partition is answered by nobody")
+		}
+		if !errors.As(err, &damaged) {
+			t.Fatalf("an event gives %v", err)
+		}
+	}
 	if _, err := n.Host.Publish(within(t), 1, batch("a3")); !errors.As(err, &damaged) {
 		t.Fatalf("a publish gives %v", err)
 	}
 	n.publish(2, batch("b2"))
 	if led.Load() != 1 {
 		t.Fatalf("%d partitions lead, want the sound one alone", led.Load())
+	}
+}
+
+// waiter is an event that waits for its App.
+type waiter chan error
+
+func (w waiter) Unheard(err error) { w <- err }
+
+// Events that are queued when a partition stops are answered.
+func TestEventsOfAStoppedPartition(t *testing.T) {
+	n := newNode(t, Config{NewApp: newCounter(nil)})
+	n.create(1)
+	heard := make(waiter, 2)
+	if err := n.View(within(t), 1, func(App, Position) {
+		// The loop is here: both come behind.
+		for range 2 {
+			if err := n.Post(1, heard); err != nil {
+				t.Error(err)
+			}
+		}
+		n.core.fail(n.core.replicas[1], errors.New("planted"))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	var damaged *ErrDamaged
+	for range 2 {
+		select {
+		case err := <-heard:
+			if !errors.As(err, &damaged) {
+				t.Fatal(err)
+			}
+		case <-within(t).Done():
+			t.Fatal("an event is answered by nobody")
+		}
 	}
 }
 

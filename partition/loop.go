@@ -202,6 +202,8 @@ func (h *Host) fall(err error, rest []input) {
 			h.core.answers = append(h.core.answers, answer{shelf: in.shelf, p: in.p, err: stopped})
 		case in.fail != nil:
 			in.fail(stopped)
+		case in.ev != nil:
+			unheard(in.ev, stopped)
 		case in.w != nil && in.w.then != nil:
 			in.w.then(stopped)
 		}

@@ -462,7 +462,8 @@ func (r *replica) stop(queued, waiting error) {
 	for _, fn := range r.atLead {
 		fn(queued)
 	}
-	for range r.events {
+	for _, ev := range r.events {
+		unheard(ev, queued)
 		r.c.taken = append(r.c.taken, r.shelf)
 	}
 	r.atLead, r.events = nil, nil

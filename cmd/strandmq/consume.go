@@ -278,6 +278,13 @@ func (c *consumption) finished(ctx context.Context) (bool, error) {
 	n := res.GetCounts()
 	switch {
 	case n.GetLag() == 0:
+		for _, p := range res.GetPartitions() {
+			for _, s := range p.GetStalls() {
+				if s.GetReason() == "PARTITION_DAMAGED" {
+					return true, fmt.Errorf("the rest was consumed, but %s", s.GetText())
+				}
+			}
+		}
 		return true, nil
 	case res.GetGroup().GetPaused():
 		return true, fmt.Errorf("group %s is paused with %d messages left: 'strandmq group resume %s %s' starts it again",

@@ -73,7 +73,7 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 				truncated = 1
 				break
 			}
-			states, err := b.states(ctx, t, g)
+			states, err := b.statesOfRest(ctx, t, g)
 			if err != nil {
 				continue // partitions_damaged says so; a wrong sum would not
 			}

@@ -96,7 +96,11 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 		if !told[uint32(i)] {
 			return nil
 		}
-		return a.b.groups.LeaveSession(ctx, id, gid, req.GetMember(), session)
+		err := a.b.groups.LeaveSession(ctx, id, gid, req.GetMember(), session)
+		if errors.As(err, new(*partition.ErrDamaged)) {
+			return nil // it stopped, and hands out nothing any more
+		}
+		return err
 	})
 	if err != nil {
 		a.b.sessions.note(session, slices.Collect(maps.Keys(told))...)

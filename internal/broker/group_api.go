@@ -57,7 +57,7 @@ func (a groupAPI) ListGroups(ctx context.Context, req *strandmqv1.ListGroupsRequ
 			line := &strandmqv1.GroupSummary{Group: groupProto(t.Name, g), Members: uint32(len(g.Members))}
 			// A partition that cannot be asked leaves the counts out: a wrong
 			// sum is worse than none. DescribeGroup says what is wrong.
-			if states, err := a.b.states(ctx, t, g); err == nil {
+			if states, err := a.b.statesOfRest(ctx, t, g); err == nil {
 				line.Counts = sum(states)
 			} else if ctx.Err() != nil {
 				return nil, ctx.Err()
@@ -74,7 +74,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 	if err != nil {
 		return nil, err
 	}
-	states, err := a.b.states(ctx, t.Topic, g)
+	states, err := a.b.statesOfRest(ctx, t.Topic, g)
 	if err != nil {
 		return nil, err
 	}

@@ -143,7 +143,7 @@ func (b *Broker) findHolders(ctx context.Context) {
 }
 
 func (b *Broker) findGroupHolders(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) error {
-	states, err := b.states(ctx, t, g)
+	states, err := b.statesOfRest(ctx, t, g)
 	if err != nil {
 		return err
 	}
