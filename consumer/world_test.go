@@ -107,7 +107,6 @@ type memPart struct {
 	rows       *memRows
 	app        *App
 	wake       partition.Millis
-	posted     bool
 }
 
 type memCmd struct {
