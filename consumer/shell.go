@@ -127,8 +127,8 @@ func (s *Shell) EndSession(ctx context.Context, pid partition.PartitionID, gid G
 	return err
 }
 
-// LeaveSession tells that a member left: what this session, and any earlier
-// one, holds is given back, not charged.
+// LeaveSession tells that a member left: what it holds by a session, or by any
+// earlier one, is given back, not charged.
 func (s *Shell) LeaveSession(ctx context.Context, pid partition.PartitionID, gid GroupID, member string, session uint64) error {
 	_, err := s.propose(ctx, pid, encodeSessions(cmdLeave, s.stamp(ctx, pid, gid), gid, member, session+1))
 	return err

@@ -3,7 +3,6 @@ package broker
 import (
 	"context"
 	"errors"
-	"sync"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
@@ -78,13 +77,9 @@ func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coor
 
 // states asks every partition for a group's state.
 func (b *Broker) states(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]consumer.GroupState, error) {
-	var mu sync.Mutex
 	out := make([]consumer.GroupState, len(t.Partitions))
-	err := each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
-		s, err := b.groups.Stats(ctx, id, consumer.GroupID(g.ID))
-		mu.Lock()
-		defer mu.Unlock()
-		out[i] = s
+	err := each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) (err error) {
+		out[i], err = b.groups.Stats(ctx, id, consumer.GroupID(g.ID))
 		return err
 	})
 	return out, err
