@@ -62,7 +62,7 @@ func (g *group) unasked(at partition.Position, now partition.Millis, lag uint64)
 			continue
 		}
 		s := Stall{Reason: "IN_FLIGHT_LIMIT", Offset: g.scanned, Member: ms.name,
-			Text: fmt.Sprintf("the member holds %d deliveries, the group's max_in_flight_member, and nobody else may have what waits: settle some", ms.held)}
+			Text: fmt.Sprintf("the member holds %d deliveries, the group's max_in_flight_member is %d, and nobody else may have what waits: settle some", ms.held, g.policy.MaxInFlightMember)}
 		for i := range h.lanes {
 			if !stands[i] || !ms.covers(i, len(h.lanes)) {
 				continue

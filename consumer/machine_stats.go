@@ -93,9 +93,9 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 		case g.paused:
 			whole("PAUSED", g.firstWaiting(), "the group is paused: resume it to go on")
 		case !g.room() && at.End > g.scanned:
-			whole("DEFERRED_LIMIT", g.scanned, fmt.Sprintf("%d messages wait behind blocked or slow keys, the group's max_deferred: it looks no further until some are handled", g.waiting()))
+			whole("DEFERRED_LIMIT", g.scanned, fmt.Sprintf("%d messages wait behind blocked or slow keys, and the group's max_deferred is %d: it looks no further until fewer wait", g.waiting(), p.MaxDeferred))
 		case g.count[inFlight] >= uint64(p.MaxInFlightPartition):
-			whole("IN_FLIGHT_LIMIT", g.firstWaiting(), fmt.Sprintf("%d deliveries are out, the group's max_in_flight_partition: settle some", g.count[inFlight]))
+			whole("IN_FLIGHT_LIMIT", g.firstWaiting(), fmt.Sprintf("%d deliveries are out, and the group's max_in_flight_partition is %d: settle some", g.count[inFlight], p.MaxInFlightPartition))
 		case g.hand != nil:
 			all = append(all, g.unasked(at, now, lag)...)
 		}
@@ -135,8 +135,8 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 		}
 		if full {
 			s.Reason = "DEFERRED_LIMIT"
-			s.Text = fmt.Sprintf("%d messages of this key wait, the group's max_deferred_key: the group looks no further until the key flows; %s",
-				ks.waiting-ks.inFlight, s.Text)
+			s.Text = fmt.Sprintf("%d messages of this key wait, and the group's max_deferred_key is %d: the group looks no further until the key flows; %s",
+				ks.waiting-ks.inFlight, p.MaxDeferredKey, s.Text)
 		}
 		heads = append(heads, s)
 	}
@@ -185,15 +185,15 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis) string {
 	case c[ready] == 0 && unseen == 0 && behind == 0 && c[failed] == 0 && c[inFlight] == 0:
 		return ""
 	case c[inFlight] >= uint64(g.policy.MaxInFlightPartition):
-		return fmt.Sprintf("%d deliveries are out, the most that the group allows in a partition", c[inFlight])
+		return fmt.Sprintf("%d deliveries are out, and the group allows %d in a partition", c[inFlight], g.policy.MaxInFlightPartition)
 	case !g.room() && unseen > 0:
-		return fmt.Sprintf("%d messages wait behind blocked keys, the group's limit: it looks no further until some are handled", g.waiting())
+		return fmt.Sprintf("%d messages wait behind blocked or slow keys, and the group's max_deferred is %d: it looks no further until fewer wait", g.waiting(), g.policy.MaxDeferred)
 	case g.policy.Mode == ByPartition && c[inFlight] > 0:
 		return "one message of the partition is out, and the group takes one at a time"
 	case g.policy.Mode == ByPartition && c[failed] > 0:
 		return "the partition's next message failed and waits for its next attempt"
 	case unseen > 0 && g.keyFull():
-		return fmt.Sprintf("%d messages wait behind one key, the group's limit: it looks no further until the key flows", g.policy.MaxDeferredKey)
+		return fmt.Sprintf("a key has as many messages waiting as the group's max_deferred_key lets, %d: the group looks no further until the key flows", g.policy.MaxDeferredKey)
 	case c[ready]+unseen > 0:
 		return fmt.Sprintf("%d messages can go, but not to this member: they belong to another member's share, or it holds all that it may", c[ready]+unseen)
 	case behind > 0:

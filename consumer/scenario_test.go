@@ -442,6 +442,9 @@ func (s *scenario) stats(st GroupState) string {
 			fmt.Fprintf(&b, " member=%s", x.Member)
 		}
 		fmt.Fprintf(&b, " waiting=%d\n", x.Waiting)
+		if strings.HasSuffix(x.Reason, "_LIMIT") {
+			fmt.Fprintf(&b, "  %s\n", x.Text)
+		}
 	}
 	return b.String()
 }
