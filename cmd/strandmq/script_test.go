@@ -13,13 +13,37 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"go.uber.org/goleak"
 
 	"github.com/strandmq/strandmq/internal/broker"
 )
 
 // The test binary stands in for the strandmq binary in scripts.
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"strandmq": main})
+	// Under the race detector each process would sleep a second as it exits, and
+	// the scripts run hundreds of them.
+	if os.Getenv("GORACE") == "" {
+		if err := os.Setenv("GORACE", "atexit_sleep_ms=0"); err != nil {
+			panic(err)
+		}
+	}
+	testscript.Main(leakChecked{m}, map[string]func(){"strandmq": main})
+}
+
+// leakChecked fails the tests when they leave goroutines behind. testscript.Main
+// ends the process, so goleak's own TestMain has no place.
+type leakChecked struct{ m *testing.M }
+
+func (l leakChecked) Run() int {
+	code := l.m.Run()
+	if code != 0 {
+		return code
+	}
+	if err := goleak.Find(); err != nil {
+		fmt.Fprintf(os.Stderr, "the tests passed and left goroutines behind: %v\n", err)
+		return 1
+	}
+	return 0
 }
 
 // TestScripts runs testdata/script. Beside the usual commands there are
@@ -33,6 +57,7 @@ func TestScripts(t *testing.T) {
 		RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
 			e.Setenv("STRANDMQ_SERVER", "http://127.0.0.1:1")
+			e.Setenv("GORACE", os.Getenv("GORACE"))
 			return nil
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){

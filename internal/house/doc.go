@@ -10,6 +10,8 @@
 //   - the pages: every package explains itself, every link in the
 //     documentation leads somewhere, every test that a promise names exists;
 //   - the list of direct dependencies, each with its reason;
+//   - the watch over goroutines: packages that start any run under the race
+//     detector, and their tests look for what was left behind;
 //   - the tour in README.md, which is run against the real binary.
 //
 // It promises that each failure says what to do instead, since whoever meets
