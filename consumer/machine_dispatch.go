@@ -138,6 +138,10 @@ func (h *hand) wanted() bool {
 				n--
 				continue
 			}
+			if !now && h.rest(w) {
+				n--
+				continue
+			}
 			if now && h.canHold(w) {
 				l.dry, some = false, true
 				break
@@ -168,9 +172,13 @@ func (h *hand) pick(l *lane, p *openPlan, size uint32) (index int32) {
 		if w.plan != p.id && len(p.waiters) >= maxPlanMembers {
 			continue
 		}
-		if !w.gone && h.canHold(w) && w.Taker.Reserve(int(size)) {
+		if w.gone || !h.canHold(w) {
+			continue
+		}
+		if w.Taker.Reserve(int(size)) {
 			return h.taken(w, p, size)
 		}
+		h.rest(w)
 	}
 	l.dry = true
 	return none

@@ -23,6 +23,13 @@ type taker interface {
 	Ended(p partition.PartitionID, why error)
 }
 
+// sleeper is a taker that tells when it can take something again.
+type sleeper interface {
+	// Sleep tells that the waiter is not looked at until an awake event names it.
+	// It is false if the taker has room after all.
+	Sleep(w *waiter) bool
+}
+
 // demand is the event by which a member asks a partition for work.
 type demand struct {
 	Group   GroupID
@@ -33,6 +40,7 @@ type demand struct {
 	Share   uint32
 	Shares  uint32
 	Taker   taker
+	Sleeper sleeper // the taker, if it is one; else nil
 	// Tried, if not nil, is called once when all that was there when the demand
 	// came has been planned: what the taker has no reservation for by then is
 	// not to be had now.
@@ -40,10 +48,26 @@ type demand struct {
 }
 
 // Unheard implements partition.Unheard: nothing is to be had there.
-func (d demand) Unheard(error) {
+func (d demand) Unheard(err error) {
 	if d.Tried != nil {
 		d.Tried()
 	}
+	if d.Sleeper != nil {
+		d.Taker.Ended(0, err)
+	}
+}
+
+// awake is the event by which a sleeper's waiter is looked at again.
+type awake struct{ w *waiter }
+
+// Unheard implements partition.Unheard.
+func (a awake) Unheard(err error) { a.w.Taker.Ended(0, err) }
+
+// withdrawal is the event that sends a demand's waiter away: its taker is not
+// open any more.
+type withdrawal struct {
+	Group GroupID
+	Taker taker
 }
 
 // hand is what acts for a group where its partition is led: who waits for work,
@@ -115,6 +139,7 @@ type waiter struct {
 	plan  uint64
 	index int     // in that plan's table
 	gone  bool    // wants no more
+	rests bool    // its taker sleeps: it is in no lane
 	heir  *waiter // the same request, asked again
 }
 
@@ -196,7 +221,9 @@ func (h *hand) spread(n uint32) {
 	old := h.lanes
 	h.lanes = make([]lane, n)
 	for _, w := range h.waiters {
-		h.line(w)
+		if !w.rests {
+			h.line(w)
+		}
 	}
 	for i := range old {
 		for _, d := range old[i].ready.items {
@@ -213,6 +240,50 @@ func (h *hand) line(w *waiter) {
 	for i := first; i < end; i++ {
 		h.lanes[i].queue = append(h.lanes[i].queue, w)
 	}
+}
+
+// rest takes a waiter out of its lanes if its taker sleeps.
+func (h *hand) rest(w *waiter) bool {
+	if w.Sleeper == nil || !w.Sleeper.Sleep(w) {
+		return false
+	}
+	w.rests = true
+	h.unline(w)
+	return true
+}
+
+// unline takes a waiter out of its lanes.
+func (h *hand) unline(w *waiter) {
+	first, end := lanesOf(w.Share, w.Shares, len(h.lanes))
+	for i := first; i < end; i++ {
+		l := &h.lanes[i]
+		if n := slices.Index(l.queue, w); n >= 0 {
+			l.queue = slices.Delete(l.queue, n, n+1)
+			if l.cursor > n {
+				l.cursor--
+			}
+		}
+	}
+}
+
+// awake puts a waiter back whose taker slept.
+func (h *hand) awake(w *waiter) {
+	if w.rests && !w.gone {
+		w.rests = false
+		h.line(w)
+	}
+}
+
+// withdraw lets go whoever waits for a taker.
+func (h *hand) withdraw(y taker) {
+	i := slices.IndexFunc(h.waiters, func(w *waiter) bool { return w.Taker == y })
+	if i < 0 {
+		return
+	}
+	w := h.waiters[i]
+	w.gone = true
+	h.waiters = slices.Delete(h.waiters, i, i+1)
+	h.unline(w)
 }
 
 // lanesOf is which of a number of lanes a share stands for: first to before end.
@@ -311,7 +382,10 @@ func (h *hand) demand(d demand) {
 	w := &waiter{demand: d, slot: none}
 	for _, o := range h.waiters {
 		// A call that slept while it was asked again comes too late.
-		if _, open := o.Taker.Room(); open && !o.gone && o.same(d) && o.Call > d.Call {
+		if o.gone || !o.same(d) || o.Call <= d.Call {
+			continue
+		}
+		if _, open := o.Taker.Room(); open {
 			h.dismiss(w, &ErrSuperseded{})
 			return
 		}
@@ -322,8 +396,10 @@ func (h *hand) demand(d demand) {
 	kept := h.waiters[:0]
 	var most uint32 = 1
 	for _, o := range h.waiters {
-		if _, open := o.Taker.Room(); !open {
-			o.gone = true
+		if o.Sleeper == nil { // those tell when they go
+			if _, open := o.Taker.Room(); !open {
+				o.gone = true
+			}
 		}
 		if !o.gone && o.same(d) {
 			// The same call again: its caller gave up on the first one. What is

@@ -17,9 +17,17 @@ func (a *App) Lead(leading bool) {
 	}
 }
 
-// Event takes a demand or a query.
+// Event takes a demand, what becomes of one, or a query.
 func (a *App) Event(ev any) {
 	switch ev := ev.(type) {
+	case awake:
+		if g := a.group(ev.w.Group); g != nil && g.hand != nil {
+			g.hand.awake(ev.w)
+		}
+	case withdrawal:
+		if g := a.group(ev.Group); g != nil && g.hand != nil {
+			g.hand.withdraw(ev.Taker)
+		}
 	case demand:
 		g, err := a.session(ev.Group, ev.Member, ev.Session)
 		if err != nil {

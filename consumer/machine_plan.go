@@ -11,6 +11,7 @@ type handOut struct {
 	Attempt   uint32
 	Size      uint32
 	Replayed  bool
+	HandedAt  partition.Millis
 	Deadline  partition.Millis
 	FirstSeen partition.Millis
 }
@@ -19,7 +20,7 @@ func (g *group) handOutOf(i int32) handOut {
 	e := &g.entries[i]
 	return handOut{
 		Offset: e.offset, Number: e.handOut, Epoch: g.epoch, Ordinal: e.ordinal, Attempt: e.attempts,
-		Size: e.size, Replayed: e.replayed, Deadline: g.shown(e.until), FirstSeen: e.firstSeen,
+		Size: e.size, Replayed: e.replayed, HandedAt: g.shown(e.handedAt), Deadline: g.shown(e.until), FirstSeen: e.firstSeen,
 	}
 }
 

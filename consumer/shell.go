@@ -12,9 +12,12 @@ import (
 // replicas is what the shell needs of a partition.Host; tests have their own.
 type replicas interface {
 	Propose(ctx context.Context, id partition.PartitionID, cmd []byte) (any, error)
+	ProposeAsync(id partition.PartitionID, cmd []byte, done func(any, error)) error
 	Post(id partition.PartitionID, ev any) error
+	Tell(id partition.PartitionID, ev any) error
 	View(ctx context.Context, id partition.PartitionID, fn func(partition.App, partition.Position)) error
 	ReadAt(id partition.PartitionID, offsets []partition.Offset) ([]partition.Message, error)
+	ReadRawAt(id partition.PartitionID, offsets []partition.Offset, out []partition.RawMessage) ([]partition.RawMessage, error)
 	Scan(ctx context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error
 	IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error)
 }

@@ -87,14 +87,20 @@ func (s *Shell) checkSettlement(gid GroupID, x *Settlement) error {
 		return &ErrToken{Why: "of another group"}
 	case !s.seal.made(x.Token):
 		return &ErrToken{Why: "not made by this cluster"}
-	case x.Action < Ack || x.Action > Release:
+	}
+	return checkAction(x.Action, x.Delay, x.Reason)
+}
+
+func checkAction(a Action, delay partition.Millis, reason string) error {
+	switch {
+	case a < Ack || a > Release:
 		return &ErrBadSettlement{"action", "must be ack, nack, reject, extend or release"}
-	case x.Delay < 0 || x.Delay > MaxDelay:
-		return &ErrBadSettlement{"delay_ms", fmt.Sprintf("is %d and must be from 0 to %d", x.Delay, MaxDelay)}
-	case x.Delay != 0 && x.Action != Nack && x.Action != Extend:
+	case delay < 0 || delay > MaxDelay:
+		return &ErrBadSettlement{"delay_ms", fmt.Sprintf("is %d and must be from 0 to %d", delay, MaxDelay)}
+	case delay != 0 && a != Nack && a != Extend:
 		return &ErrBadSettlement{"delay_ms", "only a nack or an extend takes one"}
-	case len(x.Reason) > MaxReason:
-		return &ErrBadSettlement{"reason", fmt.Sprintf("is %d bytes long and may be at most %d", len(x.Reason), MaxReason)}
+	case len(reason) > MaxReason:
+		return &ErrBadSettlement{"reason", fmt.Sprintf("is %d bytes long and may be at most %d", len(reason), MaxReason)}
 	}
 	return nil
 }

@@ -45,6 +45,8 @@ type twinWorld struct {
 	saved   int         // so many of them are in the rows of the last checkpoint
 	pending []twinEntry // proposed by Drive, not yet applied
 	inbox   []any
+	tellMu  sync.Mutex
+	told    []any
 	leading bool
 	fate    twinFate
 	late    bool // the leader has a turn between a proposal of the shell and its application
@@ -240,6 +242,27 @@ func (w *twinWorld) Post(id partition.PartitionID, ev any) error {
 	return nil
 }
 
+// Tell may come from inside a turn, which holds the lock or needs none.
+func (w *twinWorld) Tell(id partition.PartitionID, ev any) error {
+	w.tellMu.Lock()
+	defer w.tellMu.Unlock()
+	w.told = append(w.told, ev)
+	return nil
+}
+
+// takeTold is what was told, moved to what was posted.
+func (w *twinWorld) takeTold() {
+	w.tellMu.Lock()
+	defer w.tellMu.Unlock()
+	w.inbox = append(w.inbox, w.told...)
+	w.told = nil
+}
+
+func (w *twinWorld) ProposeAsync(id partition.PartitionID, cmd []byte, done func(any, error)) error {
+	done(w.Propose(context.Background(), id, cmd))
+	return nil
+}
+
 func (w *twinWorld) View(_ context.Context, id partition.PartitionID, fn func(partition.App, partition.Position)) error {
 	if id != twinPart {
 		return &partition.ErrUnknownPartition{Partition: id}
@@ -264,6 +287,17 @@ func (w *twinWorld) ReadAt(id partition.PartitionID, offsets []partition.Offset)
 		ms = append(ms, w.msgs[o])
 	}
 	return ms, nil
+}
+
+func (w *twinWorld) ReadRawAt(id partition.PartitionID, offsets []partition.Offset, out []partition.RawMessage) ([]partition.RawMessage, error) {
+	ms, err := w.ReadAt(id, offsets)
+	if err != nil {
+		return out, err
+	}
+	for _, m := range ms {
+		out = append(out, rawMessage(m))
+	}
+	return out, nil
 }
 
 func (w *twinWorld) Scan(_ context.Context, _ partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
@@ -332,6 +366,7 @@ func (w *twinWorld) applyNext() {
 // settleDown lets every waiting call take what it was given.
 func (w *twinWorld) settleDown() {
 	synctest.Wait()
+	w.takeTold()
 	for len(w.inbox) > 0 {
 		in := w.inbox
 		w.inbox = nil
@@ -345,6 +380,7 @@ func (w *twinWorld) settleDown() {
 			w.app.Event(ev)
 		}
 		synctest.Wait()
+		w.takeTold()
 	}
 	w.judgeCalls()
 }

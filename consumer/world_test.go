@@ -147,6 +147,14 @@ type world struct {
 	now   partition.Millis
 	parts map[partition.PartitionID]*memPart
 	ids   []partition.PartitionID
+
+	tellMu sync.Mutex
+	told   []telling // from inside a turn, or not yet taken
+}
+
+type telling struct {
+	part partition.PartitionID
+	ev   any
 }
 
 func newWorld(n int) *world {
@@ -198,11 +206,52 @@ func (w *world) turn(p *memPart) {
 		for _, c := range cmds {
 			p.apply(c)
 		}
+		if w.takeTold() {
+			continue
+		}
 		if len(cmds) == 0 && (wake == 0 || wake > w.now) {
 			return
 		}
 	}
 	panic("Drive does not come to rest")
+}
+
+// takeTold gives the apps what they were told, and those other than the one
+// whose turn it is theirs.
+func (w *world) takeTold() bool {
+	w.tellMu.Lock()
+	told := w.told
+	w.told = nil
+	w.tellMu.Unlock()
+	for _, t := range told {
+		p := w.parts[t.part]
+		p.app.Event(t.ev)
+		w.turn(p)
+	}
+	return len(told) > 0
+}
+
+// Tell may come from inside a turn.
+func (w *world) Tell(id partition.PartitionID, ev any) error {
+	if _, err := w.part(id); err != nil {
+		return err
+	}
+	w.tellMu.Lock()
+	w.told = append(w.told, telling{id, ev})
+	w.tellMu.Unlock()
+	if w.mu.TryLock() {
+		w.takeTold()
+		w.mu.Unlock()
+	}
+	return nil
+}
+
+func (w *world) ProposeAsync(id partition.PartitionID, cmd []byte, done func(any, error)) error {
+	if _, err := w.part(id); err != nil {
+		return err
+	}
+	done(w.Propose(context.Background(), id, cmd))
+	return nil
 }
 
 func (w *world) part(id partition.PartitionID) (*memPart, error) {
@@ -266,6 +315,28 @@ func (w *world) ReadAt(id partition.PartitionID, offsets []partition.Offset) ([]
 		ms = append(ms, p.msgs[o])
 	}
 	return ms, nil
+}
+
+func (w *world) ReadRawAt(id partition.PartitionID, offsets []partition.Offset, out []partition.RawMessage) ([]partition.RawMessage, error) {
+	ms, err := w.ReadAt(id, offsets)
+	if err != nil {
+		return out, err
+	}
+	for _, m := range ms {
+		out = append(out, rawMessage(m))
+	}
+	return out, nil
+}
+
+// rawMessage is a message as a batch would hold it.
+func rawMessage(m partition.Message) partition.RawMessage {
+	b, _, err := record.Parse(record.Append(nil, record.Meta{}, []record.Record{m.Record}))
+	if err != nil {
+		panic(err)
+	}
+	c := b.Cursor()
+	raw, _ := c.Next()
+	return partition.RawMessage{Offset: m.Offset, PublishTime: m.PublishTime, Record: raw}
 }
 
 func (w *world) Scan(_ context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {

@@ -232,26 +232,12 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 // of it. If ctx ends first, the error is *ErrOutcomeUnknown. The command must not be
 // changed any more.
 func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, error) {
-	if len(cmd) > maxCommandBytes {
-		return nil, fmt.Errorf("partition %v: a command of %d bytes; at most %d are taken", id, len(cmd), maxCommandBytes)
-	}
-	sh, err := h.shelf(id)
-	if err != nil {
-		return nil, err
-	}
-	size := int64(len(cmd)) + proposalBytes
-	if err := h.reserve(id, sh, size); err != nil {
-		return nil, err
-	}
 	type answer struct {
 		result any
 		err    error
 	}
 	ch := make(chan answer, 1)
-	p := &proposal{kind: Command, data: cmd, size: size}
-	p.result = func(r any, err error) { h.release(sh, size); ch <- answer{r, err} }
-	if err := h.give(input{what: inProposal, id: id, shelf: sh, p: p}); err != nil {
-		h.release(sh, size)
+	if err := h.ProposeAsync(id, cmd, func(r any, err error) { ch <- answer{r, err} }); err != nil {
 		return nil, err
 	}
 	select {
@@ -260,6 +246,31 @@ func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, er
 	case <-ctx.Done():
 		return nil, &ErrOutcomeUnknown{Partition: id, Why: context.Cause(ctx).Error()}
 	}
+}
+
+// ProposeAsync is Propose without the wait: done is called once, from a
+// goroutine of the host, and must neither block nor call the host's blocking
+// methods. When an error is returned, done is not called. Commands given in one
+// order by one caller are applied in that order.
+func (h *Host) ProposeAsync(id PartitionID, cmd []byte, done func(any, error)) error {
+	if len(cmd) > maxCommandBytes {
+		return fmt.Errorf("partition %v: a command of %d bytes; at most %d are taken", id, len(cmd), maxCommandBytes)
+	}
+	sh, err := h.shelf(id)
+	if err != nil {
+		return err
+	}
+	size := int64(len(cmd)) + proposalBytes
+	if err := h.reserve(id, sh, size); err != nil {
+		return err
+	}
+	p := &proposal{kind: Command, data: cmd, size: size}
+	p.result = func(r any, err error) { h.release(sh, size); done(r, err) }
+	if err := h.give(input{what: inProposal, id: id, shelf: sh, p: p}); err != nil {
+		h.release(sh, size)
+		return err
+	}
+	return nil
 }
 
 // stallRetry is when to come again while the store waits for its disk. Stalls
@@ -279,6 +290,23 @@ func (h *Host) Post(id PartitionID, ev any) error {
 	if err := h.reserve(id, sh, proposalBytes); err != nil {
 		return err
 	}
+	if err := h.give(input{what: inEvent, id: id, shelf: sh, ev: ev}); err != nil {
+		h.release(sh, proposalBytes)
+		return err
+	}
+	return nil
+}
+
+// Tell is Post for senders that have one event on its way for each thing they
+// wait for, and to whom it must not get lost: it is not refused for want of
+// room. An App may call it.
+func (h *Host) Tell(id PartitionID, ev any) error {
+	sh, err := h.shelf(id)
+	if err != nil {
+		return err
+	}
+	sh.queued.Add(proposalBytes)
+	h.queued.Add(proposalBytes)
 	if err := h.give(input{what: inEvent, id: id, shelf: sh, ev: ev}); err != nil {
 		h.release(sh, proposalBytes)
 		return err

@@ -61,39 +61,74 @@ func (h *Host) Read(id PartitionID, from Offset, max, maxBytes int) ([]Message, 
 // ReadAt returns the messages at the given offsets, which must be sorted. One
 // that is not stored yet, or no longer, is an error.
 func (h *Host) ReadAt(id PartitionID, offsets []Offset) ([]Message, error) {
-	r, pos, err := h.reader(id)
-	if err != nil || len(offsets) == 0 {
+	out := make([]Message, 0, len(offsets))
+	err := h.readAt(id, offsets, func(o Offset, t Millis, raw record.Raw) {
+		out = append(out, Message{Offset: o, PublishTime: t, Record: raw.Record()})
+	})
+	if err != nil {
 		return nil, err
 	}
-	if offsets[0] < pos.Start {
-		return nil, &ErrExpired{Partition: id, Start: pos.Start}
+	return out, nil
+}
+
+// ReadRawAt is ReadAt for who copies records as they stand. It appends to out,
+// also where it ends with an error.
+func (h *Host) ReadRawAt(id PartitionID, offsets []Offset, out []RawMessage) ([]RawMessage, error) {
+	err := h.readAt(id, offsets, func(o Offset, t Millis, raw record.Raw) {
+		out = append(out, RawMessage{Offset: o, PublishTime: t, Record: raw})
+	})
+	return out, err
+}
+
+// readAhead is how far apart two offsets may be for the batches between them to
+// be passed over, and not to be looked for anew.
+const readAhead = 32
+
+func (h *Host) readAt(id PartitionID, offsets []Offset, fn func(Offset, Millis, record.Raw)) error {
+	r, pos, err := h.reader(id)
+	if err != nil || len(offsets) == 0 {
+		return err
 	}
-	out := make([]Message, 0, len(offsets))
+	if offsets[0] < pos.Start {
+		return &ErrExpired{Partition: id, Start: pos.Start}
+	}
+	var beyond error
+	if last := offsets[len(offsets)-1]; last >= pos.End {
+		n, _ := slices.BinarySearch(offsets, pos.End)
+		beyond = &ErrNotStored{Partition: id, Offset: offsets[n], End: pos.End}
+		offsets = offsets[:n]
+	}
 	for len(offsets) > 0 {
-		o := offsets[0]
-		if o >= pos.End {
-			return nil, &ErrNotStored{Partition: id, Offset: o, End: pos.End}
+		// One visit reads what lies close together, so that an entry of many
+		// batches is read once.
+		end := 1
+		for end < len(offsets) && offsets[end]-offsets[end-1] < readAhead {
+			end++
 		}
-		before := len(out)
-		err := r.visit(o, o+1, func(b stored) bool {
+		want := offsets[:end]
+		offsets = offsets[end:]
+		err := r.visit(want[0], want[end-1]+1, func(b stored) bool {
+			if want[0] >= b.row.end() {
+				return true
+			}
 			t := Millis(b.batch.PublishTime())
-			b.each(o, func(at Offset, raw record.Raw) bool {
-				for len(offsets) > 0 && offsets[0] == at {
-					out = append(out, Message{Offset: at, PublishTime: t, Record: raw.Record()})
-					offsets = offsets[1:]
+			b.each(want[0], func(at Offset, raw record.Raw) bool {
+				for len(want) > 0 && want[0] == at {
+					fn(at, t, raw)
+					want = want[1:]
 				}
-				return len(offsets) > 0
+				return len(want) > 0
 			})
-			return false
+			return len(want) > 0
 		})
 		if err != nil {
-			return nil, err
+			return err
 		}
-		if len(out) == before {
-			return nil, &ErrDamaged{Partition: id, Why: "the offset index names a batch without the message"}
+		if len(want) > 0 {
+			return &ErrDamaged{Partition: id, Why: "the offset index names a batch without the message"}
 		}
 	}
-	return out, nil
+	return beyond
 }
 
 // FindByMessageID returns where messages with this id are stored, whatever

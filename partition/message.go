@@ -23,6 +23,14 @@ type Message struct {
 	Record      record.Record
 }
 
+// RawMessage is one stored message as it stands in its record batch. It aliases
+// memory that nobody changes, like Message.
+type RawMessage struct {
+	Offset      Offset
+	PublishTime Millis
+	Record      record.Raw
+}
+
 // EntryKind tells what a LogEntry holds.
 type EntryKind byte
 

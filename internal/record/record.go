@@ -84,14 +84,7 @@ func Size(m Meta, recs []Record) int {
 // Record.Check): Parse does, on arrival.
 func Append(dst []byte, m Meta, recs []Record) []byte {
 	at := len(dst)
-	dst = binary.LittleEndian.AppendUint16(dst, Magic)
-	dst = append(dst, Version, 0)
-	dst = append(dst, 0, 0, 0, 0, 0, 0, 0, 0) // crc, length
-	dst = binary.LittleEndian.AppendUint32(dst, uint32(len(recs)))
-	dst = binary.LittleEndian.AppendUint64(dst, uint64(m.PublishTime))
-	dst = append(dst, byte(len(m.ProducerID)))
-	dst = append(dst, m.ProducerID[:len(m.ProducerID)&0xff]...)
-	dst = binary.LittleEndian.AppendUint64(dst, m.FirstSequence)
+	dst = appendHeader(dst, m, len(recs))
 	var flags byte
 	for i := range recs {
 		if recs[i].ID != "" {
@@ -99,11 +92,28 @@ func Append(dst []byte, m Meta, recs []Record) []byte {
 		}
 		dst = recs[i].append(dst)
 	}
-	b := dst[at:]
+	finish(dst[at:], flags, len(recs))
+	return dst
+}
+
+// appendHeader begins a batch; what is known only at its end is left to finish.
+func appendHeader(dst []byte, m Meta, count int) []byte {
+	dst = binary.LittleEndian.AppendUint16(dst, Magic)
+	dst = append(dst, Version, 0)
+	dst = append(dst, 0, 0, 0, 0, 0, 0, 0, 0) // crc, length
+	dst = binary.LittleEndian.AppendUint32(dst, uint32(count))
+	dst = binary.LittleEndian.AppendUint64(dst, uint64(m.PublishTime))
+	dst = append(dst, byte(len(m.ProducerID)))
+	dst = append(dst, m.ProducerID[:len(m.ProducerID)&0xff]...)
+	return binary.LittleEndian.AppendUint64(dst, m.FirstSequence)
+}
+
+// finish ends the batch b, whose records stand.
+func finish(b []byte, flags byte, count int) {
 	b[offFlags] = flags
 	binary.LittleEndian.PutUint32(b[offLength:], uint32(len(b)-offLength-4))
+	binary.LittleEndian.PutUint32(b[offCount:], uint32(count))
 	seal(b)
-	return dst
 }
 
 // seal writes the checksum of a batch whose other bytes stand.

@@ -1,0 +1,264 @@
+package consumer
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// SettleRun settles deliveries of a stream whose numbers follow each other.
+type SettleRun struct {
+	First, Last uint64 // Last 0: the first only
+	Action      Action
+	Delay       partition.Millis // as in Settlement
+	Reason      string
+}
+
+// SettleRunResult is what became of deliveries that fared alike.
+type SettleRunResult struct {
+	First, Last uint64
+	SettleResult
+}
+
+// maxKept bounds what a stream remembers of deliveries that are never settled:
+// the oldest are forgotten, and lapse.
+const maxKept = 1 << 20
+
+// keptBlock is the deliveries of one Handed that are not settled.
+type keptBlock struct {
+	first uint64
+	part  partition.PartitionID
+	epoch uint64
+	left  int // not settled
+	items []keptItem
+}
+
+type keptItem struct {
+	offset  partition.Offset
+	handOut uint64 // 0: settled
+	ordinal uint32
+}
+
+// piece is a part of a run, in one block.
+type piece struct {
+	run   int
+	first uint64
+	n     int
+	blk   *keptBlock // nil: nobody knows these numbers
+	batch *settleBatch
+	from  int // place of the first in the batch
+}
+
+// settleBatch is the settlements of one command.
+type settleBatch struct {
+	part  partition.PartitionID
+	what  []Settlement
+	res   []SettleResult
+	bytes int // of reasons
+}
+
+var errNumber = &ErrStale{Why: "the stream has no unsettled delivery of this number"}
+
+func (st *Stream) keep(blk *keptBlock) {
+	st.kept = append(st.kept, blk)
+	for len(st.kept) > 1 && st.next-st.kept[0].first > maxKept {
+		st.kept[0] = nil
+		st.kept = st.kept[1:]
+	}
+}
+
+// Settle settles deliveries by their numbers on the stream. done is called once
+// with the results, in the order of the runs: what is confirmed is in the log. It
+// is called from a goroutine of the host, or from this call, and must not block.
+// Settlements of one partition are applied in the order given, over all calls
+// that one goroutine makes.
+//
+// A settled number is forgotten, so to settle it again is stale; a delivery token
+// (see Token) remembers.
+func (st *Stream) Settle(ctx context.Context, runs []SettleRun, done func([]SettleRunResult)) {
+	bad := make([]error, len(runs))
+	for i := range runs {
+		bad[i] = runs[i].check()
+	}
+	st.mu.Lock()
+	pieces, batches := st.pieces(runs, bad)
+	st.mu.Unlock()
+	if len(batches) == 0 {
+		done(st.results(runs, bad, pieces))
+		return
+	}
+	var mu sync.Mutex
+	left := len(batches)
+	finish := func(b *settleBatch, res any, err error) {
+		if refused, ok := res.(error); ok && err == nil {
+			err = refused
+		}
+		b.res, _ = res.([]SettleResult)
+		if err == nil && len(b.res) != len(b.what) {
+			err = &partition.ErrOutcomeUnknown{Partition: b.part, Why: "no results came back"}
+		}
+		if err != nil {
+			b.res = make([]SettleResult, len(b.what))
+			for i := range b.res {
+				b.res[i].Err = err
+			}
+		}
+		mu.Lock()
+		left--
+		last := left == 0
+		mu.Unlock()
+		if last {
+			done(st.results(runs, bad, pieces))
+		}
+	}
+	for _, b := range batches {
+		cmd := encodeSettle(st.s.stamp(ctx, b.part, st.req.Group), st.req.Group, b.what)
+		if err := st.s.host.ProposeAsync(b.part, cmd, func(res any, err error) { finish(b, res, err) }); err != nil {
+			finish(b, nil, err)
+		}
+	}
+}
+
+func (r *SettleRun) check() error {
+	if r.Last != 0 && r.Last < r.First {
+		return &ErrBadSettlement{"last", "is less than first"}
+	}
+	return checkAction(r.Action, r.Delay, r.Reason)
+}
+
+// pieces finds the deliveries of runs.
+func (st *Stream) pieces(runs []SettleRun, bad []error) (pieces []piece, batches []*settleBatch) {
+	open := make(map[partition.PartitionID]*settleBatch)
+	for i := range runs {
+		r := &runs[i]
+		if bad[i] != nil {
+			continue
+		}
+		at, end := r.First, max(r.Last, r.First)+1
+		b, _ := slices.BinarySearchFunc(st.kept, at, func(k *keptBlock, n uint64) int {
+			if k.first+uint64(len(k.items)) <= n {
+				return -1
+			}
+			return 1
+		})
+		for at < end {
+			if b == len(st.kept) || st.kept[b].first >= end {
+				pieces = append(pieces, piece{run: i, first: at, n: int(end - at)})
+				break
+			}
+			blk := st.kept[b]
+			if at < blk.first {
+				pieces = append(pieces, piece{run: i, first: at, n: int(blk.first - at)})
+				at = blk.first
+			}
+			for j := int(at - blk.first); j < len(blk.items) && at < end; {
+				n := 0
+				if blk.items[j].handOut == 0 {
+					for ; j < len(blk.items) && at+uint64(n) < end && blk.items[j].handOut == 0; j++ {
+						n++
+					}
+					pieces = append(pieces, piece{run: i, first: at, n: n})
+					at += uint64(n)
+					continue
+				}
+				to := open[blk.part]
+				if to == nil || len(to.what) >= maxSettleCommand || to.bytes >= maxSettleReasons {
+					to = &settleBatch{part: blk.part}
+					open[blk.part] = to
+					batches = append(batches, to)
+				}
+				p := piece{run: i, first: at, blk: blk, batch: to, from: len(to.what)}
+				for ; j < len(blk.items) && at+uint64(n) < end && blk.items[j].handOut != 0 && len(to.what) < maxSettleCommand && to.bytes < maxSettleReasons; j++ {
+					x := &blk.items[j]
+					to.what = append(to.what, Settlement{
+						Token: Token{
+							Partition: blk.part, Group: st.req.Group, Epoch: blk.epoch,
+							Offset: x.offset, HandOut: x.handOut, Ordinal: x.ordinal,
+						},
+						Action: r.Action, Delay: r.Delay, Reason: r.Reason,
+					})
+					to.bytes += len(r.Reason)
+					n++
+				}
+				p.n = n
+				pieces = append(pieces, p)
+				at += uint64(n)
+			}
+			b++
+		}
+	}
+	return pieces, batches
+}
+
+// results puts the pieces together, and forgets what is settled.
+func (st *Stream) results(runs []SettleRun, bad []error, pieces []piece) []SettleRunResult {
+	out := make([]SettleRunResult, 0, len(runs))
+	run := 0
+	refuse := func(to int) {
+		for ; run < to; run++ {
+			if bad[run] != nil {
+				out = append(out, SettleRunResult{runs[run].First, max(runs[run].Last, runs[run].First), SettleResult{Err: bad[run]}})
+			}
+		}
+	}
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	for i := range pieces {
+		p := &pieces[i]
+		refuse(p.run)
+		begun := i > 0 && pieces[i-1].run == p.run
+		add := func(n int, r SettleResult) {
+			first := p.first + uint64(n)
+			if begun {
+				if last := &out[len(out)-1]; sameResult(last.SettleResult, r) {
+					last.Last++
+					return
+				}
+			}
+			begun = true
+			out = append(out, SettleRunResult{first, first, r})
+		}
+		if p.blk == nil {
+			r := SettleResult{Err: errNumber}
+			if begun && sameResult(out[len(out)-1].SettleResult, r) {
+				out[len(out)-1].Last += uint64(p.n)
+			} else {
+				out = append(out, SettleRunResult{p.first, p.first + uint64(p.n) - 1, r})
+			}
+			continue
+		}
+		var stale *ErrStale
+		for j := range p.n {
+			r := p.batch.res[p.from+j]
+			if r.Err == nil && runs[p.run].Action != Extend || r.Err != nil && errors.As(r.Err, &stale) {
+				if x := &p.blk.items[int(p.first-p.blk.first)+j]; x.handOut != 0 {
+					x.handOut = 0
+					p.blk.left--
+				}
+			}
+			add(j, r)
+		}
+	}
+	refuse(len(runs))
+	st.kept = slices.DeleteFunc(st.kept, func(k *keptBlock) bool { return k.left == 0 })
+	if len(st.kept) == 0 {
+		st.kept = nil
+	}
+	return out
+}
+
+// sameResult tells whether two results can be told as one.
+func sameResult(a, b SettleResult) bool {
+	if a.Dead != b.Dead || a.Deadline != b.Deadline || (a.Err == nil) != (b.Err == nil) {
+		return false
+	}
+	if a.Err == nil || a.Err == b.Err {
+		return true
+	}
+	x, ok := a.Err.(*ErrStale)
+	y, also := b.Err.(*ErrStale)
+	return ok && also && *x == *y
+}
