@@ -42,8 +42,9 @@
 // machine_plan.go, machine_settle.go, machine_dead.go, machine_clock.go) is the
 // only thing that changes it. The hand (machine_hand.go, machine_dispatch.go) exists where the
 // partition is led; it reserves credit of those who wait, proposes plans, and
-// brings them what Apply made of those. The Shell blocks, reads clocks and
-// makes tokens. A trace (machine_trace.go) reads a message's life back from the
+// brings them what Apply made of those. A Stream (shell_stream.go) is a taker that
+// stays: without credit it sleeps, and costs the hand nothing. The Shell blocks,
+// reads clocks and makes tokens. A trace (machine_trace.go) reads a message's life back from the
 // log; what only Apply could decide it takes from rows (machine_void.go). docs/format/delivery.md draws commands and rows.
 //
 // Four things that are easy to miss:

@@ -242,3 +242,55 @@ func BenchmarkParse(b *testing.B) {
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*len(recs)), "ns/record")
 }
+
+// A batch built of copies is the batch that its records would make.
+func TestBuilder(t *testing.T) {
+	recs := []Record{
+		{KeyHash: 1, HasKey: true, Key: []byte("k"), Body: []byte("one")},
+		{KeyHash: 2, ID: "id", Headers: []Header{{"h", []byte("v")}}, Body: bytes.Repeat([]byte("x"), 300)},
+		{KeyHash: 3, HasKey: true, Body: nil},
+	}
+	m := Meta{PublishTime: 77}
+	from, _, err := Parse(Append(nil, Meta{ProducerID: "p", FirstSequence: 9, PublishTime: 1}, recs))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b Builder
+	for _, pick := range [][]int{{0, 1, 2}, {0, 2}, {1}} {
+		var want []Record
+		b.Reset([]byte("before"), m)
+		for _, i := range pick {
+			want = append(want, recs[i])
+			from.Each(func(n int, r Raw) bool {
+				if n == i {
+					if !b.Fits(r.Size()) {
+						t.Errorf("record %d does not fit", i)
+					}
+					b.Add(r)
+				}
+				return true
+			})
+		}
+		if got := b.Seal(); !bytes.Equal(got, append([]byte("before"), Append(nil, m, want)...)) {
+			t.Errorf("records %v: %x", pick, got)
+		}
+		if b.Len() != len(pick) {
+			t.Errorf("%d records, want %d", b.Len(), len(pick))
+		}
+	}
+	b.Reset(nil, Meta{})
+	var one Raw
+	from.Each(func(_ int, r Raw) bool { one = r; return false })
+	for b.Fits(one.Size()) {
+		b.Add(one)
+	}
+	if b.Len() != MaxBatchRecords {
+		t.Errorf("%d small records fit", b.Len())
+	}
+	if _, _, err := Parse(b.Seal()); err != nil {
+		t.Errorf("a full batch: %v", err)
+	}
+	if b.Reset(nil, Meta{}); b.Fits(MaxBatchBytes) {
+		t.Error("a record as large as a batch fits")
+	}
+}
