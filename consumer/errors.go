@@ -93,14 +93,22 @@ func (e *ErrReplaying) Error() string {
 
 // ErrCommand says that a committed command does not decode. It is ours: the
 // replica stops.
-type ErrCommand struct{ Why string }
+type ErrCommand struct {
+	Why string
+	Err error // *format.ErrNewer when a newer version wrote it
+}
 
 func (e *ErrCommand) Error() string { return "delivery command: " + e.Why }
+
+func (e *ErrCommand) Unwrap() error { return e.Err }
 
 // ErrRow says that a stored row does not decode. It is ours: the replica stops.
 type ErrRow struct {
 	Key []byte
 	Why string
+	Err error // *format.ErrNewer when a newer version wrote it
 }
 
 func (e *ErrRow) Error() string { return fmt.Sprintf("delivery row %x: %s", e.Key, e.Why) }
+
+func (e *ErrRow) Unwrap() error { return e.Err }

@@ -25,7 +25,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	r := reader{b: cmd}
 	h := r.header()
 	if r.bad != "" {
-		return nil, &ErrCommand{Why: r.bad}
+		return nil, r.ofCommand(r.bad)
 	}
 	g := a.group(h.group)
 	if g == nil && h.kind != cmdCreate {
@@ -93,7 +93,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 		r.fail("unknown kind")
 	}
 	if why := r.finish(); why != "" {
-		return nil, &ErrCommand{Why: why}
+		return nil, r.ofCommand(why)
 	}
 	if g != nil && g.broken != nil {
 		return nil, g.broken

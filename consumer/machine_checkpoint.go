@@ -147,9 +147,7 @@ func (g *group) encode() []byte {
 
 func (g *group) decode(key, v []byte) error {
 	r := reader{b: v}
-	if ver := r.byte(); ver != rowVersion {
-		r.fail("unknown version")
-	}
+	r.version("delivery row", rowVersion)
 	g.name, g.policy, g.paused, g.sweep = r.string(), r.policy(), r.bool(), r.bool()
 	g.start, g.scanned, g.kept = partition.Offset(r.uvarint()), partition.Offset(r.uvarint()), partition.Offset(r.uvarint())
 	g.epoch, g.handOuts, g.clock = r.uvarint(), r.uvarint(), partition.Millis(r.uvarint())
@@ -157,7 +155,7 @@ func (g *group) decode(key, v []byte) error {
 	g.handedOut, g.retried, g.ahead, g.again = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
 	g.replaying = g.again // the others are counted as their entries are read
 	if why := r.finish(); why != "" {
-		return &ErrRow{bytes.Clone(key), why}
+		return r.ofRow(key, why)
 	}
 	return nil
 }
@@ -208,9 +206,7 @@ func (g *group) encodeEntry(e *entry) []byte {
 // holder's name is given where there is one.
 func decodeEntry(key, v []byte) (e entry, holder string, err error) {
 	r := reader{b: v}
-	if ver := r.byte(); ver != rowVersion {
-		r.fail("unknown version")
-	}
+	r.version("delivery row", rowVersion)
 	flags := r.byte()
 	e = entry{
 		offset: lastOffset(key), last: ending(r.byte()), keyHash: r.fixed64(), size: r.uint32(), handOut: r.uvarint(),
@@ -237,7 +233,7 @@ func decodeEntry(key, v []byte) (e entry, holder string, err error) {
 		r.fail("unknown flags")
 	}
 	if why := r.finish(); why != "" {
-		return entry{}, "", &ErrRow{bytes.Clone(key), why}
+		return entry{}, "", r.ofRow(key, why)
 	}
 	return e, holder, nil
 }
@@ -253,7 +249,7 @@ func (g *group) restore() error {
 			r := reader{b: v}
 			fn(k, &r)
 			if why := r.finish(); why != "" && bad == nil {
-				bad = &ErrRow{bytes.Clone(k), why}
+				bad = r.ofRow(k, why)
 			}
 			return bad == nil
 		})

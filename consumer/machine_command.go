@@ -65,9 +65,7 @@ func (r *reader) time() partition.Millis {
 }
 
 func (r *reader) header() header {
-	if v := r.byte(); v != commandVersion {
-		r.fail("unknown version")
-	}
+	r.version("delivery command", commandVersion)
 	return header{
 		kind:  command(r.byte()),
 		now:   r.time(),

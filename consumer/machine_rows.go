@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"bytes"
 	"encoding/binary"
 
 	"github.com/strandmq/strandmq/partition"
@@ -91,7 +90,7 @@ func (r rowsOf) ackedBy(epoch uint64, o partition.Offset) (ordinal uint32, err e
 	d := reader{b: v}
 	ordinal = d.uint32()
 	if why := d.finish(); why != "" {
-		return 0, &ErrRow{key, why}
+		return 0, d.ofRow(key, why)
 	}
 	return ordinal, nil
 }
@@ -130,7 +129,7 @@ func (r rowsOf) runs(from partition.Offset, max int) (rs []run, err error) {
 		}
 		s.first = s.last - partition.Offset(n)
 		if why := d.finish(); why != "" {
-			bad = &ErrRow{bytes.Clone(k), why}
+			bad = d.ofRow(k, why)
 			return false
 		}
 		rs = append(rs, s)
@@ -221,7 +220,7 @@ func (r rowsOf) history(o partition.Offset) ([]Attempt, error) {
 	d := reader{b: v}
 	as := d.attempts()
 	if why := d.finish(); why != "" {
-		return nil, &ErrRow{key, why}
+		return nil, d.ofRow(key, why)
 	}
 	return as, nil
 }
@@ -264,9 +263,7 @@ func (d *deadRow) encode() []byte {
 
 func decodeDead(key, v []byte) (deadRow, error) {
 	r := reader{b: v}
-	if ver := r.byte(); ver != rowVersion {
-		r.fail("unknown version")
-	}
+	r.version("delivery row", rowVersion)
 	flags := r.byte()
 	if flags&^deadReplaying != 0 {
 		r.fail("unknown flags")
@@ -278,7 +275,7 @@ func decodeDead(key, v []byte) (deadRow, error) {
 		history: r.attempts(),
 	}
 	if why := r.finish(); why != "" {
-		return deadRow{}, &ErrRow{bytes.Clone(key), why}
+		return deadRow{}, r.ofRow(key, why)
 	}
 	return d, nil
 }

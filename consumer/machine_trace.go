@@ -83,7 +83,7 @@ func (t *tracer) command(at partition.Index, cmd []byte) error {
 	r := reader{b: cmd}
 	h := r.header()
 	if r.bad != "" {
-		return &ErrCommand{Why: r.bad}
+		return r.ofCommand(r.bad)
 	}
 	g := t.group(h.group)
 	if p, ok := g.policyAt(at); ok {
@@ -159,7 +159,7 @@ func (t *tracer) command(at partition.Index, cmd []byte) error {
 	}
 	g.made = true
 	if r.bad != "" {
-		return &ErrCommand{Why: r.bad}
+		return r.ofCommand(r.bad)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package consumer
 
 import (
-	"bytes"
 	"encoding/binary"
 	"slices"
 
@@ -66,7 +65,7 @@ func (r rowsOf) voided(o partition.Offset) (map[partition.Index]bool, error) {
 		d := reader{b: v}
 		n := d.uvarint()
 		if why := d.finish(); why != "" || n >= maxVoidRun || n > uint64(last) {
-			bad = &ErrRow{bytes.Clone(k), why}
+			bad = d.ofRow(k, why)
 			return false
 		}
 		if last-partition.Offset(n) <= o {
@@ -98,7 +97,7 @@ func (r rowsOf) policies() (ps []policyFrom, err error) {
 		d := reader{b: v}
 		p := policyFrom{partition.Index(lastOffset(k)), d.policy()}
 		if why := d.finish(); why != "" {
-			bad = &ErrRow{bytes.Clone(k), why}
+			bad = d.ofRow(k, why)
 			return false
 		}
 		ps = append(ps, p)

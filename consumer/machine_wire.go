@@ -1,15 +1,36 @@
 package consumer
 
 import (
+	"bytes"
 	"encoding/binary"
 	"math"
+
+	"github.com/strandmq/strandmq/internal/format"
 )
 
 // reader takes a command or row apart. It never fails on the way: after the
 // first fault everything reads as zero, and finish says what it was.
 type reader struct {
-	b   []byte
-	bad string
+	b     []byte
+	bad   string
+	newer error // *format.ErrNewer: then bad says so too
+}
+
+// version reads the version that a command or row begins with.
+func (r *reader) version(what string, known byte) {
+	v := r.byte()
+	if r.newer = format.Check(what, uint64(v), uint64(known)); r.newer != nil {
+		r.fail(r.newer.Error())
+	} else if v != known {
+		r.fail("unknown version")
+	}
+}
+
+// ofCommand is the error of a command that reads as said, ofRow that of a row.
+func (r *reader) ofCommand(why string) error { return &ErrCommand{Why: why, Err: r.newer} }
+
+func (r *reader) ofRow(key []byte, why string) error {
+	return &ErrRow{Key: bytes.Clone(key), Why: why, Err: r.newer}
 }
 
 func (r *reader) fail(why string) {

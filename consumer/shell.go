@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -77,7 +78,16 @@ func (s *Shell) view(ctx context.Context, pid partition.PartitionID, gid GroupID
 	if err != nil {
 		return err
 	}
-	return bad
+	return stored(pid, bad)
+}
+
+// stored gives what does not decode the partition's type: it is the partition
+// that cannot go on, not the caller who asked wrongly.
+func stored(pid partition.PartitionID, err error) error {
+	if errors.As(err, new(*ErrRow)) || errors.As(err, new(*ErrCommand)) {
+		return partition.Damaged(pid, err)
+	}
+	return err
 }
 
 // CreateGroup makes a group in a partition. Making it again is success and

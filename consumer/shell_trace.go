@@ -41,7 +41,7 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 		}
 	})
 	if err = errors.Join(err, bad); err != nil {
-		return Life{}, err
+		return Life{}, stored(pid, err)
 	}
 	err = s.host.Scan(ctx, pid, from, func(e partition.LogEntry) bool {
 		if e.Index > until {
@@ -54,7 +54,7 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 		return bad == nil && !life.Truncated
 	})
 	if err = errors.Join(err, bad); err != nil {
-		return Life{}, err
+		return Life{}, stored(pid, err)
 	}
 	life.Events = t.told()
 	life.Events = life.Events[:min(len(life.Events), max)]

@@ -1,10 +1,12 @@
 package coordinator
 
 import (
+	"errors"
 	"fmt"
 	"strings"
 	"time"
 
+	"github.com/strandmq/strandmq/internal/format"
 	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 )
@@ -162,8 +164,11 @@ func (e *ErrFormat) Error() string {
 	if e.Err != nil {
 		s += ": " + e.Err.Error()
 	}
-	return s + "; it was written by a newer version or is damaged: start the version that wrote it, or restore the data folder from a copy"
+	if errors.As(e.Err, new(*format.ErrNewer)) {
+		return s // it says what to do
+	}
+	return s + "; it is damaged: restore the data folder from a copy"
 }
 
-// Unwrap gives the decoder's error.
+// Unwrap gives the decoder's error, or the *format.ErrNewer.
 func (e *ErrFormat) Unwrap() error { return e.Err }

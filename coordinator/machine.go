@@ -5,6 +5,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/internal/format"
 	"github.com/strandmq/strandmq/partition"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 )
@@ -60,8 +61,11 @@ func (mc *machine) apply(at partition.Index, b []byte) (*result, error) {
 	if err := proto.Unmarshal(b, &cmd); err != nil {
 		return nil, &ErrFormat{At: at, What: "a command that does not decode", Err: err}
 	}
-	if cmd.Rules == 0 || cmd.Rules > rules {
-		return nil, &ErrFormat{At: at, What: fmt.Sprintf("rules of version %d; this binary knows up to %d", cmd.Rules, rules)}
+	if err := format.Check("metadata command", uint64(cmd.Rules), rules); err != nil {
+		return nil, &ErrFormat{At: at, What: "newer rules", Err: err}
+	}
+	if cmd.Rules == 0 {
+		return nil, &ErrFormat{At: at, What: "a command without rules"}
 	}
 	mc.at, mc.draft = at, false
 	mc.clock = max(mc.clock, partition.Millis(cmd.NowMs))

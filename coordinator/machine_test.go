@@ -5,11 +5,13 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
+	"github.com/strandmq/strandmq/internal/format"
 	"github.com/strandmq/strandmq/partition"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -325,7 +327,7 @@ func TestClock(t *testing.T) {
 }
 
 func TestNewerIsRefused(t *testing.T) {
-	var format *ErrFormat
+	var bad *ErrFormat
 	for what, cmd := range map[string]*storagev1.MetadataCommand{
 		"newer rules": {Rules: rules + 1, Command: &storagev1.MetadataCommand_Bootstrap{Bootstrap: &storagev1.Bootstrap{ClusterId: "x"}}},
 		"no rules":    {Command: &storagev1.MetadataCommand_Bootstrap{Bootstrap: &storagev1.Bootstrap{ClusterId: "x"}}},
@@ -333,15 +335,31 @@ func TestNewerIsRefused(t *testing.T) {
 	} {
 		b, _ := proto.Marshal(cmd)
 		mc := newMachine()
-		if _, err := mc.apply(9, b); !errors.As(err, &format) || format.At != 9 {
+		_, err := mc.apply(9, b)
+		if !errors.As(err, &bad) || bad.At != 9 {
 			t.Errorf("%s: %v", what, err)
 		}
+		newerOnly(t, err, what == "newer rules")
 	}
 	rows := memRows{}
-	b, _ := proto.Marshal(&storagev1.ClusterRow{Format: rowFormat + 1})
-	rows.Put([]byte("c"), b)
-	if _, err := restore(rows); !errors.As(err, &format) {
-		t.Errorf("newer rows: %v", err)
+	for _, version := range []uint32{0, rowFormat + 1} {
+		b, _ := proto.Marshal(&storagev1.ClusterRow{Format: version})
+		rows.Put([]byte("c"), b)
+		_, err := restore(rows)
+		if !errors.As(err, &bad) {
+			t.Errorf("rows of format %d: %v", version, err)
+		}
+		newerOnly(t, err, version > rowFormat)
+	}
+}
+
+// newerOnly holds that an error says either that a newer version is to be run,
+// or that a copy is to be restored.
+func newerOnly(t *testing.T, err error, newer bool) {
+	t.Helper()
+	if errors.As(err, new(*format.ErrNewer)) != newer ||
+		strings.Contains(err.Error(), "run that version or newer") != newer || strings.Contains(err.Error(), "restore") == newer {
+		t.Errorf("newer %v: %v", newer, err)
 	}
 }
 

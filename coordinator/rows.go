@@ -6,6 +6,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/internal/format"
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/partition"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
@@ -133,8 +134,11 @@ func restore(rows partition.Rows) (*machine, error) {
 		if err := proto.Unmarshal(b, &c); err != nil {
 			return nil, &ErrFormat{What: "the cluster's row does not decode", Err: err}
 		}
+		if err := format.Check("metadata rows", uint64(c.Format), rowFormat); err != nil {
+			return nil, &ErrFormat{What: "newer rows", Err: err}
+		}
 		if c.Format != rowFormat {
-			return nil, &ErrFormat{What: fmt.Sprintf("rows of format %d; this binary knows %d", c.Format, rowFormat)}
+			return nil, &ErrFormat{What: fmt.Sprintf("rows of unknown format %d", c.Format)}
 		}
 		mc.m.Cluster = Cluster{ID: c.ClusterId, TokenSecret: c.TokenSecret}
 		mc.m.Revision = c.Revision

@@ -406,11 +406,7 @@ func (c *core) guard(r *replica, fn func() error) (err error) {
 // fail stops a replica whose state cannot be trusted any more. What it applied
 // completely stays applied.
 func (c *core) fail(r *replica, err error) {
-	err = storeError(r.id, err)
-	var d *ErrDamaged
-	if !errors.As(err, &d) {
-		d = &ErrDamaged{Partition: r.id, Why: err.Error()}
-	}
+	d := Damaged(r.id, storeError(r.id, err))
 	r.fault = d
 	c.cfg.Logger.Error("a partition stopped", "partition", r.id.String(), "err", d)
 	if r.log != nil && r.unsaved {

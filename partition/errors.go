@@ -1,8 +1,11 @@
 package partition
 
 import (
+	"errors"
 	"fmt"
 	"time"
+
+	"github.com/strandmq/strandmq/internal/format"
 )
 
 // ErrUnknownPartition tells that this node has no such partition. The route
@@ -75,15 +78,44 @@ func (e *ErrNotStored) Error() string {
 }
 
 // ErrDamaged tells that a partition stopped because something that it stored,
-// or what follows from it, cannot be trusted. The other partitions of the node
-// go on.
+// or what follows from it, cannot be trusted, or because a newer version wrote
+// it. The other partitions of the node go on.
 type ErrDamaged struct {
 	Partition PartitionID
 	From, To  Index // entries concerned; 0, 0: not known
 	Why       string
+	Newer     *format.ErrNewer // nothing is damaged: a newer version reads it
+}
+
+// Damaged makes an *ErrDamaged of what an App, or a decoder, says of what is
+// stored.
+func Damaged(id PartitionID, err error) *ErrDamaged { return damagedAt(id, 0, err) }
+
+// damagedAt is Damaged for something in an entry; 0: it is not known in which.
+func damagedAt(id PartitionID, at Index, err error) *ErrDamaged {
+	var d *ErrDamaged
+	if errors.As(err, &d) {
+		return d
+	}
+	d = &ErrDamaged{Partition: id, From: at, To: at, Why: err.Error()}
+	if errors.As(err, &d.Newer) {
+		d.Why = d.Newer.Error() // says all that there is to say
+	}
+	return d
+}
+
+// Unwrap gives the *format.ErrNewer where there is one.
+func (e *ErrDamaged) Unwrap() error {
+	if e.Newer == nil {
+		return nil // and not an interface that holds nil
+	}
+	return e.Newer
 }
 
 func (e *ErrDamaged) Error() string {
+	if e.Newer != nil {
+		return fmt.Sprintf("partition %v stopped: %s", e.Partition, e.Why)
+	}
 	if e.From == 0 && e.To == 0 {
 		return fmt.Sprintf("partition %v stopped: %s: restore it from a backup or another replica", e.Partition, e.Why)
 	}

@@ -3,6 +3,8 @@ package partition
 import (
 	"encoding/binary"
 	"fmt"
+
+	"github.com/strandmq/strandmq/internal/format"
 )
 
 // A log entry's payload: what one turn of the host gathered for a partition,
@@ -58,12 +60,16 @@ func openEntry(data []byte) (items, error) {
 	if len(data) < entryHeaderLen {
 		return items{}, fmt.Errorf("a payload of %d bytes is shorter than its head", len(data))
 	}
+	// The version comes first: a newer one may have other kinds.
+	if err := format.Check("log entry", uint64(data[1]), uint64(entryVersion)); err != nil {
+		return items{}, err
+	}
+	if data[1] != entryVersion {
+		return items{}, fmt.Errorf("unknown format %d of entry", data[1])
+	}
 	k := EntryKind(data[0])
 	if k != Batches && k != Command {
 		return items{}, fmt.Errorf("unknown kind %d of entry", data[0])
-	}
-	if data[1] != entryVersion {
-		return items{}, fmt.Errorf("entry version %d; this program knows %d", data[1], entryVersion)
 	}
 	return items{kind: k, data: data, at: entryHeaderLen}, nil
 }

@@ -153,7 +153,7 @@ func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID st
 		err = ctx.Err()
 	}
 	if err == nil && bad != nil {
-		err = &ErrDamaged{Partition: id, Why: bad.Error()}
+		err = Damaged(id, bad)
 	}
 	if err != nil {
 		return nil, err

@@ -139,7 +139,7 @@ func (r reader) batches(rows []indexRow) ([]stored, error) {
 	}
 	if err != nil || bad != nil {
 		if bad != nil {
-			return nil, &ErrDamaged{Partition: r.id, From: index, To: index, Why: bad.Error()}
+			return nil, damagedAt(r.id, index, bad)
 		}
 		return nil, r.damaged(err, nil)
 	}
@@ -148,7 +148,7 @@ func (r reader) batches(rows []indexRow) ([]stored, error) {
 
 func (r reader) damaged(err, bad error) error {
 	if err == nil {
-		return &ErrDamaged{Partition: r.id, Why: bad.Error()}
+		return Damaged(r.id, bad)
 	}
 	return storeError(r.id, err)
 }
@@ -186,7 +186,7 @@ func (r reader) ids(from []byte, max int) (keys []idKey, err error) {
 // message.
 func (r reader) show(e logstore.Entry, pos Position, next *Offset, fn func(LogEntry) bool) (bool, error) {
 	damaged := func(err error) error {
-		return &ErrDamaged{Partition: r.id, From: Index(e.Index), To: Index(e.Index), Why: err.Error()}
+		return damagedAt(r.id, Index(e.Index), err)
 	}
 	it, err := openEntry(e.Data)
 	if err != nil {

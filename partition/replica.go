@@ -318,11 +318,7 @@ func (r *replica) append(m *raftpb.Message) error {
 func (r *replica) apply(m *raftpb.Message) error {
 	for _, e := range m.GetEntries() {
 		if err := r.applyEntry(e); err != nil {
-			var d *ErrDamaged
-			if errors.As(err, &d) {
-				return err
-			}
-			return &ErrDamaged{Partition: r.id, From: Index(e.GetIndex()), To: Index(e.GetIndex()), Why: err.Error()}
+			return damagedAt(r.id, Index(e.GetIndex()), err)
 		}
 	}
 	if n := len(m.GetEntries()); n > 0 {

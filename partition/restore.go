@@ -115,7 +115,7 @@ func (c *core) replay(r *replica) error {
 			at.End, rows = rows[0].end, rows[1:]
 		}
 		if bad != nil {
-			bad = &ErrDamaged{Partition: r.id, From: at.Index, To: at.Index, Why: bad.Error()}
+			bad = damagedAt(r.id, at.Index, bad)
 		}
 		return bad == nil
 	})

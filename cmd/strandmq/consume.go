@@ -280,7 +280,7 @@ func (c *consumption) finished(ctx context.Context) (bool, error) {
 	case n.GetLag() == 0:
 		for _, p := range res.GetPartitions() {
 			for _, s := range p.GetStalls() {
-				if s.GetReason() == "PARTITION_DAMAGED" {
+				if r := s.GetReason(); r == "PARTITION_DAMAGED" || r == "NEWER_FORMAT" {
 					return true, fmt.Errorf("the rest was consumed, but %s", s.GetText())
 				}
 			}

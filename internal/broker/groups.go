@@ -57,9 +57,6 @@ func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, err
 	return b.readyGroup(t.Topic, g)
 }
 
-// stoppedStall is the reason of a stall in a partition that stopped.
-const stoppedStall = "PARTITION_DAMAGED"
-
 // statesOfRest asks every partition for a group's state, as far as they go on.
 // One that stopped has a stall that says so and no counts.
 func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]consumer.GroupState, error) {
@@ -67,7 +64,8 @@ func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coor
 	err := each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
 		s, err := b.groups.Stats(ctx, id, consumer.GroupID(g.ID))
 		if errors.As(err, new(*partition.ErrDamaged)) {
-			s, err = consumer.GroupState{Stalls: []consumer.Stall{{Reason: stoppedStall, Text: b.explain(err).text}}}, nil
+			r := b.explain(err)
+			s, err = consumer.GroupState{Stalls: []consumer.Stall{{Reason: r.reason, Text: r.text}}}, nil
 		}
 		out[i] = s
 		return err

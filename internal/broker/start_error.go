@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"syscall"
 
+	"github.com/strandmq/strandmq/internal/format"
+	"github.com/strandmq/strandmq/partition"
 	"github.com/strandmq/strandmq/partition/logstore"
 )
 
@@ -48,8 +50,9 @@ func startError(err error, store logstore.Config) error {
 		inUse   *logstore.ErrInUse
 		foreign *logstore.ErrForeign
 		none    *logstore.ErrNoStore
-		newer   *logstore.ErrNewerFormat
+		newer   *format.ErrNewer
 		damaged *logstore.ErrDamaged
+		stopped *partition.ErrDamaged
 		access  *logstore.ErrAccess
 		full    *logstore.ErrDiskFull
 	)
@@ -65,7 +68,7 @@ func startError(err error, store logstore.Config) error {
 		reason = FolderForeign
 	case errors.As(err, &newer):
 		reason = FolderNewer
-	case errors.As(err, &damaged):
+	case errors.As(err, &damaged), errors.As(err, &stopped):
 		reason = FolderDamaged
 	case errors.As(err, &access):
 		reason = FolderAccess

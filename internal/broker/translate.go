@@ -170,6 +170,8 @@ func (x explainer) partitionError(err error) *refusal {
 	case errors.As(err, &gone):
 		// The names were known a moment ago: the topic is being deleted.
 		return refuse("UNKNOWN_PARTITION", "", "%s is not here any more: its topic was deleted", x.partition(gone.Partition))
+	case errors.As(err, &damaged) && damaged.Newer != nil:
+		return refuse("NEWER_FORMAT", "", "%s stopped: %s; the other partitions go on", x.partition(damaged.Partition), damaged.Why)
 	case errors.As(err, &damaged):
 		return refuse("PARTITION_DAMAGED", "", "%s stopped, since what it stored cannot be trusted (%s): restore the data folder from a copy; the other partitions go on", x.partition(damaged.Partition), damaged.Why)
 	case errors.As(err, &expired):

@@ -4,12 +4,15 @@ import (
 	"encoding/binary"
 	"fmt"
 	"hash/crc32"
+
+	"github.com/strandmq/strandmq/internal/format"
 )
 
 // Error tells why bytes are not a batch that may be stored.
 type Error struct {
 	Record int    // which record, from 1; 0: the batch as a whole
 	Why    string // what is wrong, and the limit where there is one
+	Err    error  // *format.ErrNewer for a batch of a newer format
 }
 
 func (e *Error) Error() string {
@@ -18,6 +21,8 @@ func (e *Error) Error() string {
 	}
 	return "record batch: " + e.Why
 }
+
+func (e *Error) Unwrap() error { return e.Err }
 
 func tooLarge(what string, n, limit int, unit string) *Error {
 	return &Error{Why: fmt.Sprintf("%s has %d %s; at most %d are stored", what, n, unit, limit)}
@@ -59,7 +64,10 @@ func View(b []byte) (Batch, []byte, error) {
 		return Batch{}, b, &Error{Why: fmt.Sprintf("begins with %#04x, not with %#04x: not a record batch", m, Magic)}
 	}
 	if v := b[2]; v != Version {
-		return Batch{}, b, &Error{Why: fmt.Sprintf("format version %d; this program knows %d", v, Version)}
+		return Batch{}, b, &Error{
+			Why: fmt.Sprintf("of format %d; this version reads %d", v, Version),
+			Err: format.Check("record batch", uint64(v), uint64(Version)),
+		}
 	}
 	if f := b[offFlags]; f&^flagIDs != 0 {
 		return Batch{}, b, &Error{Why: fmt.Sprintf("unknown flags %#02x", f)}

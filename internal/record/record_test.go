@@ -9,6 +9,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"pgregory.net/rapid"
+
+	"github.com/strandmq/strandmq/internal/format"
 )
 
 var recordGen = rapid.Custom(func(t *rapid.T) Record {
@@ -292,5 +294,21 @@ func TestBuilder(t *testing.T) {
 	}
 	if b.Reset(nil, Meta{}); b.Fits(MaxBatchBytes) {
 		t.Error("a record as large as a batch fits")
+	}
+}
+
+// A batch of a newer format is not a damaged one.
+func TestNewer(t *testing.T) {
+	b := Append(nil, Meta{}, []Record{{Body: []byte("x")}})
+	for version, isNewer := range map[byte]bool{0: false, Version + 1: true, 255: true} {
+		b[2] = version
+		for what, read := range map[string]func([]byte) (Batch, []byte, error){"Parse": Parse, "View": View} {
+			_, _, err := read(b)
+			var bad *Error
+			var newer *format.ErrNewer
+			if !errors.As(err, &bad) || errors.As(err, &newer) != isNewer || isNewer && newer.Found != uint64(version) {
+				t.Errorf("%s of format %d: %v", what, version, err)
+			}
+		}
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+
+	"github.com/strandmq/strandmq/internal/format"
 )
 
 // ErrClosed is returned by calls on a store that was closed.
@@ -52,7 +54,12 @@ type ErrNewerFormat struct {
 }
 
 func (e *ErrNewerFormat) Error() string {
-	return fmt.Sprintf("folder %s was written by a newer version: %s format %d, this program knows up to %d; start the newer version", e.Dir, e.What, e.Found, e.Known)
+	return fmt.Sprintf("folder %s: %v", e.Dir, e.Unwrap())
+}
+
+// Unwrap gives the *format.ErrNewer without the folder.
+func (e *ErrNewerFormat) Unwrap() error {
+	return &format.ErrNewer{What: e.What, Found: e.Found, Known: e.Known}
 }
 
 // Range is a part of one partition's log, both ends included. A High of 0 says

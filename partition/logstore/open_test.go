@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 )
@@ -137,7 +138,7 @@ func TestOpenNewer(t *testing.T) {
 	}
 	w.version++
 	img["store/"+witnessName] = encodeSlot(w)
-	openFails[*ErrNewerFormat](t, testConfig(img.fs(t)), "start the newer version")
+	openFails[*ErrNewerFormat](t, testConfig(img.fs(t)), "run that version or newer")
 
 	img = takeImage(t, mem)
 	for name := range img {
@@ -147,6 +148,18 @@ func TestOpenNewer(t *testing.T) {
 	}
 	img["store/pebble/marker.format-version.000099.999"] = nil
 	openFails[*ErrNewerFormat](t, testConfig(img.fs(t)), "format 999")
+
+	// The row that names the store says it too: the witness may be older.
+	s := mustOpen(t, testConfig(mem))
+	id := s.id
+	id.version++
+	if err := s.db.Set(identityKey(), encodeIdentity(identityKey(), id), pebble.Sync); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+	openFails[*ErrNewerFormat](t, testConfig(takeImage(t, mem).fs(t)), "store of format 2, where this version reads up to 1")
 }
 
 func TestOpenMissing(t *testing.T) {

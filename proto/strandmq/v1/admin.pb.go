@@ -1939,7 +1939,8 @@ func (x *GroupPartition) GetResetEpoch() uint64 {
 type Stall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A stable name: IN_FLIGHT, BACKING_OFF, PARKED, DEFERRED_LIMIT,
-	// IN_FLIGHT_LIMIT, PAUSED, NO_MEMBER, PARTITION_DAMAGED (which has no counts).
+	// IN_FLIGHT_LIMIT, PAUSED, NO_MEMBER, PARTITION_DAMAGED and
+	// NEWER_FORMAT (which have no counts).
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The key at fault, when it is one; as text where it is valid UTF-8, quoted
 	// otherwise.
