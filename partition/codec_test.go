@@ -3,10 +3,15 @@ package partition
 import (
 	"bytes"
 	"fmt"
+	"io"
+	"log"
 	"reflect"
 	"slices"
 	"testing"
 
+	"go.etcd.io/raft/v3"
+	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
 	"github.com/strandmq/strandmq/partition/logstore"
@@ -78,6 +83,52 @@ func FuzzRows(f *testing.F) {
 		p, err := decodeCheckpoint(row)
 		check("checkpoint", err, func() []byte { return appendCheckpoint(nil, p) })
 	})
+}
+
+// FuzzConf: what replicas a partition has is refused, or Raft begins with it.
+func FuzzConf(f *testing.F) {
+	joint := true
+	for _, c := range []*raftpb.ConfState{
+		{Voters: []uint64{1}},
+		{Voters: []uint64{1, 2, 3}, Learners: []uint64{4}},
+		{Voters: []uint64{1, 2}, VotersOutgoing: []uint64{1, 3}, LearnersNext: []uint64{3}, AutoLeave: &joint},
+		{Voters: []uint64{1, 1}},
+		{Voters: []uint64{0}},
+		{Learners: []uint64{1}},
+		{Voters: []uint64{1}, Learners: []uint64{1}},
+		{Voters: []uint64{1}, LearnersNext: []uint64{2}},
+	} {
+		f.Add(confRow(c))
+	}
+	f.Add([]byte{})
+	f.Add([]byte("damage"))
+	f.Fuzz(func(t *testing.T, b []byte) {
+		conf, err := decodeConf(b)
+		if err != nil {
+			return
+		}
+		storage := raft.NewMemoryStorage()
+		if err := storage.ApplySnapshot(&raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{
+			ConfState: conf, Index: new(uint64(1)), Term: new(uint64(1)),
+		}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := raft.NewRawNode(&raft.Config{
+			ID: 1, ElectionTick: 10, HeartbeatTick: 1, Storage: storage, MaxInflightMsgs: 1, MaxSizePerMsg: 1,
+			Logger: &raft.DefaultLogger{Logger: log.New(io.Discard, "", 0)},
+		}); err != nil {
+			t.Fatalf("Raft does not begin with %v: %v", conf, err)
+		}
+	})
+}
+
+// confRow is the row of a ConfState that encodeConf would not make.
+func confRow(c *raftpb.ConfState) []byte {
+	b, err := proto.Marshal(c)
+	if err != nil {
+		panic(err)
+	}
+	return b
 }
 
 // Rows, with checkpoints and reopening anywhere, are a plain sorted map.

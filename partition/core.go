@@ -8,7 +8,6 @@ import (
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/partition/logstore"
@@ -441,11 +440,7 @@ func (c *core) create(id PartitionID, voters ...NodeID) error {
 		}
 		return nil
 	}
-	cs := &raftpb.ConfState{}
-	for _, v := range voters {
-		cs.Voters = append(cs.Voters, uint64(v))
-	}
-	conf, err := proto.Marshal(cs)
+	conf, err := encodeConf(voters)
 	if err != nil {
 		return err
 	}

@@ -2,13 +2,11 @@ package partition
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"slices"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -43,12 +41,9 @@ func (c *core) restore(r *replica) error {
 	if err != nil {
 		return err
 	}
-	conf := &raftpb.ConfState{}
-	if b == nil {
-		return errors.New("what replicas it has is not stored")
-	}
-	if err := proto.Unmarshal(b, conf); err != nil {
-		return fmt.Errorf("what replicas it has does not read: %w", err)
+	conf, err := decodeConf(b)
+	if err != nil {
+		return err
 	}
 	if b, err = c.store.Meta(p, metaApplied); err != nil {
 		return err

@@ -134,6 +134,9 @@ func parseHeaders(given []string) (out []*strandmqv1.Header, err error) {
 		if !ok || name == "" {
 			return nil, usagef("--header %q is not name=value", h)
 		}
+		if !utf8.ValidString(h) {
+			return nil, usagef("--header %q is not valid UTF-8", h)
+		}
 		out = append(out, &strandmqv1.Header{Name: name, ValueKind: &strandmqv1.Header_Value{Value: value}})
 	}
 	return out, nil

@@ -2,6 +2,9 @@ package broker
 
 import (
 	"errors"
+	"net"
+	"net/url"
+	"strings"
 	"testing"
 )
 
@@ -45,6 +48,52 @@ func FuzzParseSession(f *testing.F) {
 		}
 		if n == 0 || sessionText(n) != text {
 			t.Fatalf("%q is taken for session %d", text, n)
+		}
+	})
+}
+
+// The host allow-list must not be talked round: no Host that another reader takes
+// for a foreign name is let in.
+func FuzzHost(f *testing.F) {
+	for _, s := range []string{
+		"", "localhost", "LOCALHOST:80", "[localhost]", "127.0.0.1:7", "[::1]:7", "::1", "127.1", "evil.example", "localhost.evil.example",
+		"evil.example:localhost", "localhost@evil.example", "evil.example/localhost", "localhost:1:2", "[127.0.0.1", "127.0.0.1]",
+	} {
+		f.Add(s)
+	}
+	g := &guard{hosts: map[string]bool{"localhost": true}}
+	f.Fuzz(func(t *testing.T, host string) {
+		if !g.hostAllowed(host) {
+			return
+		}
+		u, err := url.Parse("http://" + host)
+		if err != nil {
+			return // nothing else finds a name in it
+		}
+		name := strings.ToLower(u.Hostname())
+		if ip := net.ParseIP(name); name != "localhost" && (ip == nil || !ip.IsLoopback()) {
+			t.Fatalf("%q is let in, and names %q", host, name)
+		}
+	})
+}
+
+// FuzzContentType: what a form or a beacon of a web page can send without being
+// asked first is never let in.
+func FuzzContentType(f *testing.F) {
+	for _, s := range []string{
+		"", "application/json", "application/json; charset=utf-8", "APPLICATION/GRPC+proto", "text/plain", "text/plain; application/json",
+		"multipart/form-data; boundary=x", "application/x-www-form-urlencoded", "application/json, text/plain", "application/json;", ";",
+	} {
+		f.Add(s)
+	}
+	f.Fuzz(func(t *testing.T, value string) {
+		if !contentTypeAllowed(value) {
+			return
+		}
+		essence, _, _ := strings.Cut(value, ";")
+		switch essence = strings.ToLower(strings.TrimSpace(essence)); {
+		case essence == "text/plain", essence == "multipart/form-data", essence == "application/x-www-form-urlencoded", !strings.HasPrefix(essence, "application/"):
+			t.Fatalf("%q is let in", value)
 		}
 	})
 }

@@ -12,6 +12,7 @@
 //   - the list of direct dependencies, each with its reason;
 //   - the watch over goroutines: packages that start any run under the race
 //     detector, and their tests look for what was left behind;
+//   - the watch over decoders: each has a fuzz target with seeds;
 //   - the tour in README.md, which is run against the real binary.
 //
 // It promises that each failure says what to do instead, since whoever meets
