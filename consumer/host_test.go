@@ -24,6 +24,7 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 type node struct {
 	t     testing.TB
 	fs    *vfs.MemFS
+	disk  string // a folder, in place of fs
 	store *logstore.Store
 	host  *partition.Host
 	shell *Shell
@@ -47,7 +48,7 @@ func newNode(t testing.TB, parts int) *node {
 func (n *node) start() {
 	n.t.Helper()
 	var err error
-	n.store, err = logstore.Open(logstore.Config{FS: n.fs, Dir: "store", MemTableBytes: 8 << 20, CacheBytes: 8 << 20, MinSyncInterval: -1})
+	n.store, err = logstore.Open(n.onDisk())
 	if err != nil {
 		n.t.Fatal(err)
 	}

@@ -7,10 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/sstable"
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -19,8 +15,8 @@ const benchPartitions = 8
 
 // BenchmarkPublish stores batches through eight partitions, synced, and then the
 // same bytes with as many committers in a bare Pebble store with the same
-// options that matter: the share tells what partitions, raft, checksums and the
-// offset index cost.
+// options (logstore.Yardstick): the share tells what partitions, raft, checksums
+// and the offset index cost.
 func BenchmarkPublish(b *testing.B) {
 	for _, c := range []struct {
 		body, batch, publishers int
@@ -102,51 +98,9 @@ func BenchmarkPublish(b *testing.B) {
 // benchRaw returns how many values of a size per second committers store,
 // synced, in a bare store.
 func benchRaw(b *testing.B, size, committers int) float64 {
-	opts := &pebble.Options{
-		FS: vfs.Default, FormatMajorVersion: pebble.FormatNewest, MemTableSize: 64 << 20, MemTableStopWritesThreshold: 4,
-		L0StopWritesThreshold: 1000, CompactionConcurrencyRange: func() (int, int) { return 1, 2 },
-		WALMinSyncInterval: func() time.Duration { return 500 * time.Microsecond },
-	}
-	opts.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
-		return pebble.ValueSeparationPolicy{Enabled: true, MinimumSize: 256, MaxBlobReferenceDepth: 100, RewriteMinimumAge: 5 * time.Minute, TargetGarbageRatio: 0.5}
-	}
-	for i := range opts.Levels {
-		opts.Levels[i].Compression = func() *sstable.CompressionProfile { return sstable.NoCompression }
-	}
-	opts.Logger = quiet{}
-	db, err := pebble.Open(b.TempDir(), opts)
+	n, err := logstore.Yardstick(logstore.Config{Dir: b.TempDir()}, size, committers, time.Second)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer db.Close()
-	var n, stop atomic.Int64
-	var wg sync.WaitGroup
-	begin := time.Now()
-	for g := range committers {
-		wg.Add(1)
-		go func() {
-			defer wg.Done()
-			value := make([]byte, size)
-			for i := 0; stop.Load() == 0; i++ {
-				key := fmt.Appendf(nil, "%02d/%02d/%012d", g%benchPartitions, g, i)
-				if err := db.Set(key, value, pebble.Sync); err != nil {
-					b.Error(err)
-					return
-				}
-				n.Add(1)
-			}
-		}()
-	}
-	time.Sleep(time.Second) // the length of the measurement
-	stop.Store(1)
-	wg.Wait()
-	return float64(n.Load()) / time.Since(begin).Seconds()
-}
-
-type quiet struct{}
-
-func (quiet) Infof(string, ...any)  {}
-func (quiet) Errorf(string, ...any) {}
-func (quiet) Fatalf(format string, args ...any) {
-	panic(fmt.Sprintf(format, args...))
+	return n
 }

@@ -3,7 +3,6 @@ package broker
 import (
 	"context"
 	"fmt"
-	"log/slog"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -17,50 +16,20 @@ import (
 )
 
 // The benchmarks here go through the API, from client to disk and back. Each is
-// also told as a share of what the store alone commits of the same message bytes
-// in the same run ("of-raw"). The import table lets nobody but logstore import
-// Pebble, so the yardstick is logstore's group commit, which adds a checksum per
-// entry to Pebble's; partition.BenchmarkPublish has bare Pebble.
+// also told as a share of what bare Pebble commits of the same message bytes in
+// the same run ("of-raw").
 
 const benchPartitions = 8
 
-// rawBatches is how many batches of a size a second committers store, synced.
+// rawBatches is how many batches of a size a second committers store, synced, in
+// bare Pebble.
 func rawBatches(b *testing.B, size, committers int) float64 {
 	b.Helper()
-	s, err := logstore.Open(logstore.Config{Dir: b.TempDir(), Logger: slog.New(slog.DiscardHandler)})
+	n, err := logstore.Yardstick(logstore.Config{Dir: b.TempDir()}, size, committers, time.Second)
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer s.Close()
-	var n atomic.Int64
-	var stop atomic.Bool
-	var running sync.WaitGroup
-	began := time.Now()
-	for g := range committers {
-		running.Go(func() {
-			data := make([]byte, size)
-			for index := uint64(1); !stop.Load(); index++ {
-				batch := s.NewBatch()
-				if err := batch.Append(uint64(g+1), []logstore.Entry{{Term: 1, Index: index, Data: data}}); err != nil {
-					b.Error(err)
-					return
-				}
-				p, err := s.Commit(batch)
-				if err == nil {
-					err = p.Wait()
-				}
-				if err != nil {
-					b.Error(err)
-					return
-				}
-				n.Add(1)
-			}
-		})
-	}
-	time.Sleep(time.Second) // the length of the measurement
-	stop.Store(true)
-	running.Wait()
-	return float64(n.Load()) / time.Since(began).Seconds()
+	return n
 }
 
 func benchBroker(b *testing.B, json bool) api {

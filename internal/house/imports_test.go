@@ -185,6 +185,23 @@ func TestFences(t *testing.T) {
 	}
 }
 
+// What exists for benchmarks alone is no part of a broker: only tests call it.
+func TestYardstickIsForTests(t *testing.T) {
+	called := false
+	for _, f := range tree(t) {
+		if f.path == "partition/logstore/yardstick.go" || !strings.Contains(read(t, f.path), "Yardstick(") {
+			continue
+		}
+		called = true
+		if !f.test {
+			t.Errorf("%s calls logstore.Yardstick, which measures a bare store for benchmarks", f.path)
+		}
+	}
+	if !called {
+		t.Error("nothing calls logstore.Yardstick: remove it, and this test")
+	}
+}
+
 func TestConnectStaysAtTheEdge(t *testing.T) {
 	for _, f := range tree(t) {
 		if f.generated || f.test || strings.HasSuffix(f.name, "_api.go") || strings.HasSuffix(f.name, "_client.go") {
