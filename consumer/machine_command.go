@@ -35,7 +35,11 @@ const (
 	settleReason  byte = 0x10
 	settleOrdinal byte = 0x20 // not the message's first hand-out
 	settleEpoch   byte = 0x40 // of another epoch than the command names
+	settleRun     byte = 0x80 // more follow like it, each one offset and one hand-out further
 )
+
+// maxSettlements is the most that one command settles, runs counted out.
+const maxSettlements = 1 << 16
 
 func begin(b []byte, kind command, now partition.Millis, g GroupID) []byte {
 	b = append(b, commandVersion, byte(kind))
@@ -152,16 +156,21 @@ func encodeSessions(kind command, now partition.Millis, g GroupID, member string
 // encodeSettle encodes settlements of one group and partition; the tokens' tags
 // have been checked.
 func encodeSettle(now partition.Millis, g GroupID, ss []Settlement) []byte {
-	b := begin(make([]byte, 0, 32+6*len(ss)), cmdSettle, now, g)
+	b := begin(make([]byte, 0, 64), cmdSettle, now, g)
 	var epoch uint64
 	if len(ss) > 0 {
 		epoch = ss[0].Token.Epoch
 	}
 	b = binary.AppendUvarint(b, epoch)
-	b = binary.AppendUvarint(b, uint64(len(ss)))
+	items := 0
+	for i := 0; i < len(ss); i += alike(ss[i:]) {
+		items++
+	}
+	b = binary.AppendUvarint(b, uint64(items))
 	var o, n uint64
-	for i := range ss {
+	for i := 0; i < len(ss); {
 		s := &ss[i]
+		run := alike(ss[i:])
 		head := byte(s.Action) & settleAction
 		if s.Delay != 0 {
 			head |= settleDelay
@@ -175,11 +184,14 @@ func encodeSettle(now partition.Millis, g GroupID, ss []Settlement) []byte {
 		if s.Token.Epoch != epoch {
 			head |= settleEpoch
 		}
+		if run > 1 {
+			head |= settleRun
+		}
 		b = append(b, head)
 		// Differences wrap around, so that any two numbers have one.
 		b = binary.AppendVarint(b, int64(uint64(s.Token.Offset)-o))
 		b = binary.AppendVarint(b, int64(s.Token.HandOut-n))
-		o, n = uint64(s.Token.Offset), s.Token.HandOut
+		o, n = uint64(s.Token.Offset)+uint64(run-1), s.Token.HandOut+uint64(run-1)
 		if head&settleOrdinal != 0 {
 			b = binary.AppendUvarint(b, uint64(s.Token.Ordinal))
 		}
@@ -192,25 +204,63 @@ func encodeSettle(now partition.Millis, g GroupID, ss []Settlement) []byte {
 		if head&settleReason != 0 {
 			b = appendString(b, s.Reason)
 		}
+		if run > 1 {
+			b = binary.AppendUvarint(b, uint64(run-1))
+		}
+		i += run
 	}
 	return b
+}
+
+// alike counts how many settlements from the first on can be told as one.
+func alike(ss []Settlement) int {
+	a := &ss[0]
+	n := 1
+	for ; n < len(ss); n++ {
+		x := &ss[n]
+		if x.Token.Offset != a.Token.Offset+partition.Offset(n) || x.Token.HandOut != a.Token.HandOut+uint64(n) ||
+			x.Action != a.Action || x.Token.Ordinal != a.Token.Ordinal || x.Token.Epoch != a.Token.Epoch ||
+			x.Delay != a.Delay || x.Reason != a.Reason {
+			break
+		}
+	}
+	return n
 }
 
 // settlements reads what encodeSettle wrote, one at a time.
 type settlements struct {
 	*reader
 	epoch   uint64
-	n       int
+	n       int // items that follow
+	total   int // so many were read, runs counted out
 	offset  uint64
 	handOut uint64
+
+	again  int // so many more of the last one's run follow
+	token  Token
+	action Action
+	delay  partition.Millis
+	reason []byte
 }
 
 func (r *reader) settlements() settlements {
 	return settlements{reader: r, epoch: r.uvarint(), n: r.count(3)}
 }
 
-// next reads one; its reason aliases the command.
-func (s *settlements) next() (t Token, a Action, delay partition.Millis, reason []byte) {
+// next reads one, and tells whether there was one; its reason aliases the
+// command.
+func (s *settlements) next() (t Token, a Action, delay partition.Millis, reason []byte, ok bool) {
+	if s.again > 0 {
+		s.again--
+		s.offset++
+		s.handOut++
+		s.token.Offset, s.token.HandOut = partition.Offset(s.offset), s.handOut
+		return s.token, s.action, s.delay, s.reason, true
+	}
+	if s.n == 0 {
+		return t, a, delay, nil, false
+	}
+	s.n--
 	head := s.byte()
 	s.offset += uint64(s.varint())
 	s.handOut += uint64(s.varint())
@@ -231,11 +281,25 @@ func (s *settlements) next() (t Token, a Action, delay partition.Millis, reason 
 	if head&settleReason != 0 {
 		reason = s.bytes()
 	}
+	s.total++
+	if head&settleRun != 0 {
+		n := s.uvarint()
+		if n == 0 || n > maxSettlements {
+			s.fail("impossible run")
+			n = 0
+		}
+		s.again = int(n)
+		s.total += int(n)
+	}
 	a = Action(head & settleAction)
-	if s.bad == "" && (a < Ack || a > Release || head&0x80 != 0 || len(reason) > MaxReason) {
+	if a < Ack || a > Release || len(reason) > MaxReason {
 		s.fail("impossible settlement")
 	}
-	return t, a, delay, reason
+	if s.total > maxSettlements {
+		s.fail("too many settlements")
+	}
+	s.token, s.action, s.delay, s.reason = t, a, delay, reason
+	return t, a, delay, reason, s.bad == ""
 }
 
 // encodeOffsets is cmdReplay or cmdDiscard.

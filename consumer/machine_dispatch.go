@@ -93,6 +93,7 @@ func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) 
 	h.lastID++
 	p := &openPlan{id: h.lastID, at: now}
 	h.writer.reset(h.next)
+	h.stint = h.stintOf(log)
 	budget := int(h.g.policy.MaxInFlightPartition) - int(h.g.count[inFlight]) - h.planned
 	full := h.redeliver(now, p, &budget)
 	if !full {
@@ -111,6 +112,23 @@ func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) 
 		h.reserved.clear()
 	}
 	return append(cmds, w.encode(now, h.g.id, h.g.epoch, p.id)), full
+}
+
+// maxStint is how many neighbours one waiter gets before the next one's turn.
+const maxStint = 64
+
+// stintOf divides what there is to hand out among those who wait, by share.
+func (h *hand) stintOf(log partition.Log) int {
+	some := 0
+	if end := log.Position().End; end > h.next {
+		some = int(min(end-h.next, 1<<20))
+	}
+	queue := 1
+	for i := range h.lanes {
+		some += len(h.lanes[i].ready.items)
+		queue = max(queue, len(h.lanes[i].queue))
+	}
+	return max(1, min(maxStint, some/(queue*len(h.lanes))))
 }
 
 // work tells whether there may be something to hand out or to scan.
@@ -161,24 +179,31 @@ func (h *hand) canHold(w *waiter) bool {
 	return ms.held+ms.planned < h.g.policy.MaxInFlightMember && w.Session >= ms.sessions
 }
 
-// pick finds who gets a message of a lane: the waiters in turn.
+// pick finds who gets a message of a lane: the waiters in turn, each for a stint
+// of neighbours, so that what one member gets and settles is runs.
 func (h *hand) pick(l *lane, p *openPlan, size uint32) (index int32) {
 	for tries := len(l.queue); tries > 0 && len(l.queue) > 0; tries-- {
 		if l.cursor >= len(l.queue) {
 			l.cursor = 0
 		}
 		w := l.queue[l.cursor]
-		l.cursor++
-		if w.plan != p.id && len(p.waiters) >= maxPlanMembers {
-			continue
+		if l.stint++; l.stint >= h.stint {
+			l.stint = 0
+			l.cursor++
 		}
-		if w.gone || !h.canHold(w) {
-			continue
+		if (w.plan == p.id || len(p.waiters) < maxPlanMembers) && !w.gone && h.canHold(w) {
+			if w.Taker.Reserve(int(size)) {
+				return h.taken(w, p, size)
+			}
+			if h.rest(w) {
+				l.stint = 0
+				continue
+			}
 		}
-		if w.Taker.Reserve(int(size)) {
-			return h.taken(w, p, size)
+		if l.stint > 0 { // it got its last one
+			l.stint = 0
+			l.cursor++
 		}
-		h.rest(w)
 	}
 	l.dry = true
 	return none

@@ -88,6 +88,7 @@ type hand struct {
 	planned  int              // hand-outs in open plans
 	pending  int              // messages in open plans that will wait
 	untried  int              // waiters that have to be told that all was tried
+	stint    int              // how many neighbours one waiter gets in its turn
 	behind   bool             // a plan was void in part: look again at what follows
 	writer   planWriter
 	lapses   []lapse
@@ -126,7 +127,8 @@ func (h *hand) answer() {
 type lane struct {
 	ready  heap
 	queue  []*waiter
-	cursor int
+	cursor int  // whose turn it is in the queue
+	stint  int  // so many of its turn it got
 	dry    bool // nobody can take more in this turn
 }
 
@@ -517,7 +519,12 @@ func (h *hand) drop(p *openPlan) {
 	}
 }
 
-func (p *openPlan) handed(w int, o handOut) { p.got[w] = append(p.got[w], o) }
+func (p *openPlan) handed(w int, o handOut) {
+	if p.got[w] == nil {
+		p.got[w] = make([]handOut, 0, p.taken[w].n)
+	}
+	p.got[w] = append(p.got[w], o)
+}
 
 func (h *hand) unplan(o partition.Offset) {
 	i, ok := h.g.offsets.find(uint64(o))

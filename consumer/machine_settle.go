@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -10,14 +11,16 @@ import (
 func (g *group) settleAll(r *reader) []SettleResult {
 	s := r.settlements()
 	res := make([]SettleResult, 0, s.n)
-	for range s.n {
-		t, a, delay, reason := s.next()
-		if s.bad != "" {
-			break
+	for {
+		t, a, delay, reason, ok := s.next()
+		if !ok {
+			return res
+		}
+		if s.again > 0 && len(res) == cap(res) {
+			res = slices.Grow(res, s.again+1)
 		}
 		res = append(res, g.settle(t, a, delay, reason))
 	}
-	return res
 }
 
 // settle is P6: only the current token of a message changes anything; what

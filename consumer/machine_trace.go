@@ -117,9 +117,12 @@ func (t *tracer) command(at partition.Index, cmd []byte) error {
 		t.plan(at, h, g, &r)
 	case cmdSettle:
 		s := r.settlements()
-		for range s.n {
-			k, a, delay, reason := s.next()
-			if r.bad == "" && k.Offset == t.offset && g.out && k.Ordinal == g.ordinal && k.Epoch == g.epoch {
+		for {
+			k, a, delay, reason, ok := s.next()
+			if !ok {
+				break
+			}
+			if k.Offset == t.offset && g.out && k.Ordinal == g.ordinal && k.Epoch == g.epoch {
 				t.settle(at, h, g, a, delay, string(reason))
 			}
 		}

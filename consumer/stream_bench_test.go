@@ -1,0 +1,123 @@
+package consumer
+
+import (
+	"context"
+	"encoding/binary"
+	"fmt"
+	"sync/atomic"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/keyspace"
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition"
+)
+
+// benchNode is a node over a store on disk.
+func benchNode(b *testing.B, parts int) *node {
+	n := &node{t: b, disk: b.TempDir()}
+	n.start()
+	for i := 1; i <= parts; i++ {
+		id := partition.PartitionID(i)
+		if err := n.host.Create(context.Background(), id); err != nil {
+			b.Fatal(err)
+		}
+		n.parts = append(n.parts, id)
+	}
+	b.Cleanup(n.stop)
+	n.group(1, Default())
+	return n
+}
+
+// fill publishes messages of 100 bytes, over all partitions, of so many keys.
+func (n *node) fill(count, keys int) {
+	body := make([]byte, 100)
+	var rs []record.Record
+	for i, p := 0, 0; i < count; p++ {
+		rs = rs[:0]
+		for ; i < count && len(rs) < 500; i++ {
+			key := binary.BigEndian.AppendUint64(nil, uint64(i%keys))
+			rs = append(rs, record.Record{HasKey: true, Key: key, KeyHash: keyspace.Hash(7, key), Body: body})
+		}
+		if _, err := n.host.Publish(context.Background(), n.parts[p%len(n.parts)], record.Append(nil, record.Meta{}, rs)); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// cpuTime is what the process has used.
+func cpuTime(b *testing.B) time.Duration {
+	var u syscall.Rusage
+	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &u); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
+}
+
+// BenchmarkStream receives and acks a backlog through streams: host, log and
+// groups, without the API. The batches of a Next are settled as they came.
+func BenchmarkStream(b *testing.B) {
+	for _, c := range []struct{ parts, keys, members int }{{8, 100_000, 1}, {8, 100_000, 2}, {8, 1000, 1}, {1, 100_000, 1}} {
+		b.Run(fmt.Sprintf("partitions=%d/keys=%d/members=%d", c.parts, c.keys, c.members), func(b *testing.B) {
+			n := benchNode(b, c.parts)
+			n.fill(b.N, c.keys)
+			b.ReportAllocs()
+			b.ResetTimer()
+			before := cpuTime(b)
+			n.consume(b.N, c.members, 4000)
+			b.StopTimer()
+			b.ReportMetric(float64(cpuTime(b)-before)/float64(b.N), "cpu-ns/msg")
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "msg/s")
+		})
+	}
+}
+
+// consume acks so many messages by some members with a window each.
+func (n *node) consume(count, members, window int) {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	var left atomic.Int64
+	left.Store(int64(count))
+	over := make(chan struct{})
+	done := make(chan struct{}, members)
+	for m := range members {
+		st, err := n.shell.Open(StreamRequest{Group: 1, Member: fmt.Sprint("m", m), Session: uint64(m + 1)})
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		st.SetShares(n.shares())
+		st.AddCredit(window)
+		go func() {
+			defer func() { done <- struct{}{} }()
+			for {
+				hs, err := st.Next(ctx)
+				if err != nil {
+					return
+				}
+				runs := make([]SettleRun, 0, len(hs))
+				for i := range hs {
+					runs = append(runs, SettleRun{First: hs[i].First, Last: hs[i].First + uint64(len(hs[i].Deliveries)) - 1, Action: Ack})
+				}
+				st.Settle(ctx, runs, func(rs []SettleRunResult) {
+					acked := 0
+					for _, r := range rs {
+						if r.Err != nil {
+							n.t.Error(r.Err)
+						}
+						acked += int(r.Last-r.First) + 1
+					}
+					st.AddCredit(acked)
+					if left.Add(-int64(acked)) == 0 {
+						close(over)
+					}
+				})
+			}
+		}()
+	}
+	<-over
+	cancel()
+	for range members {
+		<-done
+	}
+}
