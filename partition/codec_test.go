@@ -53,13 +53,14 @@ func FuzzEntry(f *testing.F) {
 // FuzzRows feeds every row decoder; what one accepts must come out the same.
 func FuzzRows(f *testing.F) {
 	key := offsetKey(nil, 5)
-	idx := indexRow{base: 5, index: 9, at: 14, records: 3, stored: 2, time: 7, bytes: 100, suppressed: []uint16{1}}
-	rk := runKey(nil, []byte("prod"), 3)
+	idx := indexRow{base: 5, index: 9, at: 14, size: 60, records: 3, stored: 2, time: 7, bytes: 100, suppressed: []uint16{1}}
+	rk := runKey(nil, 8, []byte("prod"), 3)
 	f.Add(key, idx.append(nil))
 	f.Add(make([]byte, 16), appendIDRow(nil, []idRef{{1, 2}, {3, 4}}))
 	f.Add(rk, appendRunRow(nil, run{first: 3, base: 8, count: 2, odd: []verdict{{1, fateDuplicate, 4}}}))
-	f.Add(nextKey(nil, []byte("prod")), appendNextRow(nil, 77))
-	f.Add([]byte{}, (&appliedRow{1, 2, 3, 4, 5, 6}).append(nil))
+	f.Add(nextKey(nil, 8, []byte("prod")), appendNextRow(nil, 77))
+	f.Add([]byte{}, (&appliedRow{1, 2, 3, 4, 3, 5, 6, 7, buckets{8, 9}}).append(nil))
+	f.Add([]byte{}, (&TrimTo{To: 7, Why: BySize, Now: 9, Firm: true}).encode())
 	f.Add([]byte{}, appendCheckpoint(nil, Position{1, 2, 3}))
 	f.Fuzz(func(t *testing.T, key, row []byte) {
 		check := func(what string, err error, again func() []byte) {
@@ -80,6 +81,8 @@ func FuzzRows(f *testing.F) {
 		check("next row", err, func() []byte { return appendNextRow(nil, n) })
 		a, err := decodeAppliedRow(row)
 		check("applied row", err, func() []byte { return a.append(nil) })
+		tr, err := decodeTrim(row)
+		check("trim", err, tr.encode)
 		p, err := decodeCheckpoint(row)
 		check("checkpoint", err, func() []byte { return appendCheckpoint(nil, p) })
 	})

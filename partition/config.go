@@ -59,6 +59,8 @@ type Config struct {
 	// Default 32 MiB, taken with the first id: enough for 26 million. Beyond
 	// that new ids are looked up on disk more and more often, 10 µs each.
 	IDFilterBytes int64
+	// bucketOffsets is set by tests, so that a few messages make many buckets.
+	bucketOffsets Offset
 	// Seed makes proposal ids differ between runs. Default: random.
 	Seed uint64
 }
@@ -85,6 +87,9 @@ func (c Config) withDefaults() Config {
 	def(&c.NodeCheckpointBytes, 1<<30)
 	def(&c.RowBytes, 32<<20)
 	def(&c.IDFilterBytes, 32<<20)
+	if c.bucketOffsets == 0 {
+		c.bucketOffsets = bucketOffsets
+	}
 	if c.EntryBytes == 0 {
 		c.EntryBytes = 1 << 20
 	}

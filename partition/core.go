@@ -121,10 +121,13 @@ func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
 		c.answers = append(c.answers, answer{shelf: sh, p: p, err: err})
 		return
 	}
-	if p.kind == Batches {
+	switch p.kind {
+	case Batches:
 		r.batches.push(p)
-	} else {
+	case Command:
 		r.commands.push(p)
+	case Trim:
+		r.trims.push(p)
 	}
 	c.touch(r)
 }
@@ -177,6 +180,19 @@ func (c *core) learn(id PartitionID, keys []idKey, last bool) error {
 	}
 	r.log.dup.covered = r.log.dup.covered || last
 	return nil
+}
+
+// relearn makes the filter of message ids anew, and returns the partitions whose
+// ids have to be read for it. Until then theirs are looked up.
+func (c *core) relearn() (ids []PartitionID) {
+	c.seen.clear()
+	for _, r := range c.order {
+		if r.fault == nil && len(r.log.state.buckets) > 0 {
+			r.log.dup.covered = false
+			ids = append(ids, r.id)
+		}
+	}
+	return ids
 }
 
 // campaign makes a replica try to lead.

@@ -38,6 +38,7 @@ type rigNode struct {
 //	campaign n=N p=P             a replica tries to lead
 //	publish n=N p=P [producer=X seq=S]   one batch; a line per record: [id=I] [key=K] body
 //	propose n=N p=P              a line per command
+//	trim n=N p=P to=O            keep the log from O on
 //	pump n=N                     one turn of a node
 //	durable n=N                  the oldest write of a node is on disk
 //	settle                       pump, sync and deliver until nothing is left to do
@@ -144,6 +145,9 @@ func (r *rig) run(d *datadriven.TestData) {
 		for line := range strings.Lines(d.Input) {
 			n.core.enqueue(p, &shelf{id: p}, &proposal{kind: Command, data: []byte(strings.TrimSpace(line)), result: func(any, error) {}})
 		}
+	case "trim":
+		t := TrimTo{To: Offset(arg("to")), Why: ByAge}
+		n.core.enqueue(p, &shelf{id: p}, &proposal{kind: Trim, data: t.encode(), result: func(any, error) {}})
 	case "post":
 		n.core.post(p, strings.TrimSpace(d.Input))
 	case "pump":
@@ -193,12 +197,16 @@ func (r *rig) run(d *datadriven.TestData) {
 	case "log":
 		rep := n.core.replicas[p]
 		rd := rep.log.read
-		var next Offset
+		next := rep.log.state.start
 		err := n.store.Scan(uint64(p), rep.rlog.first, uint64(rep.log.state.index)+1, func(e logstore.Entry, _ uint32) bool {
 			if len(e.Data) == 0 {
 				fmt.Fprintf(&r.buf, "%d term %d: begins\n", e.Index, e.Term)
 			}
 			_, err := rd.show(e, rep.log.Position(), &next, func(le LogEntry) bool {
+				if le.Kind == Trim {
+					fmt.Fprintf(&r.buf, "%d term %d: trim\n", e.Index, e.Term)
+					return true
+				}
 				if le.Kind == Command {
 					fmt.Fprintf(&r.buf, "%d term %d: command %s\n", e.Index, e.Term, le.Data)
 					return true
@@ -240,7 +248,7 @@ func (r *rig) pump(n *rigNode) {
 		switch {
 		case a.err != nil:
 			fmt.Fprintf(&r.buf, "%v answers: %v\n", n.id, a.err)
-		case a.p.kind == Command:
+		case a.p.kind != Batches:
 			fmt.Fprintf(&r.buf, "%v answers: %v\n", n.id, a.result)
 		default:
 			fmt.Fprintf(&r.buf, "%v answers:", n.id)

@@ -24,11 +24,12 @@ type dedupe struct {
 	id    PartitionID
 	store *logstore.Store
 	read  reader
+	least Offset // that a bucket covers
 
-	ids       map[idKey][]idRef    // rows written since the last commit
-	seen      *idFilter            // every id that is written is added
-	covered   bool                 // those that were written before this host, too
-	producers map[string]*producer // a cache; with runs written since the last commit
+	ids       map[idRowName][]idRef // rows written since the last commit
+	seen      *idFilter             // every id that is written is added
+	covered   bool                  // those that were written before this host, too
+	producers map[string]*producer  // a cache; with runs written since the last commit
 	touched   []*producer
 	key       []byte // scratch
 
@@ -40,12 +41,19 @@ type dedupe struct {
 	nearWalk record.Cursor
 }
 
+// idRowName is a row of the message ids.
+type idRowName struct {
+	bucket Offset
+	key    idKey
+}
+
 // maxProducers bounds the cache of producers of a partition.
 const maxProducers = 4096
 
 type producer struct {
 	next  uint64
-	fresh []run // not yet committed
+	in    Offset // the bucket that next was read from or written to
+	fresh []run  // not yet committed
 }
 
 // pending is the batch being decided.
@@ -54,6 +62,9 @@ type pending struct {
 	start Offset // first offset kept
 	base  Offset // offset of its first message, if any is stored
 	odd   []verdict
+
+	buckets buckets // with the one that its rows go into
+	bucket  Offset
 }
 
 // offset is the one that record i gets if it is stored.
@@ -65,12 +76,13 @@ func (p *pending) judge(i int, what fate, at Offset) {
 
 // decide fills p.odd and stages the rows that remember the decision.
 func (d *dedupe) decide(p *pending, rows *rowBuf) error {
+	p.bucket, p.buckets = p.buckets.newest(p.start, p.base, d.least)
 	name, first := p.batch.Producer()
 	n, from := p.batch.Len(), 0
 	var prod *producer
 	if len(name) > 0 {
 		var err error
-		if prod, err = d.producer(name); err != nil {
+		if prod, err = d.producer(p, name); err != nil {
 			return err
 		}
 		if first > prod.next || first > math.MaxUint64-uint64(n) {
@@ -100,15 +112,15 @@ func (d *dedupe) decide(p *pending, rows *rowBuf) error {
 		v.record -= uint16(from)
 		r.odd = append(r.odd, v)
 	}
-	prod.next = first + uint64(n)
+	prod.next, prod.in = first+uint64(n), p.bucket
 	if len(prod.fresh) == 0 {
 		d.touched = append(d.touched, prod)
 	}
 	prod.fresh = append(prod.fresh, r)
 
-	d.key = runKey(d.key[:0], name, r.first)
+	d.key = runKey(d.key[:0], p.bucket, name, r.first)
 	rows.end(appendRunRow(rows.begin(logstore.Producers, d.key), r))
-	d.key = nextKey(d.key[:0], name)
+	d.key = nextKey(d.key[:0], p.bucket, name)
 	rows.end(appendNextRow(rows.begin(logstore.Producers, d.key), prod.next))
 	return nil
 }
@@ -124,7 +136,7 @@ func (d *dedupe) repeats(p *pending, name []byte, prod *producer, first uint64, 
 		if r.count == 0 || seq-r.first >= uint64(r.count) {
 			var ok bool
 			var err error
-			if r, ok, err = d.run(name, prod, seq); err != nil {
+			if r, ok, err = d.run(p, name, prod, seq); err != nil {
 				return err
 			}
 			if !ok {
@@ -179,40 +191,62 @@ func (d *dedupe) byID(p *pending, from int, rows *rowBuf) error {
 			continue
 		}
 		key := keyOf(raw.ID(), raw.Key(), raw.HasKey())
-		refs, err := d.refs(key)
+		was, found, err := d.stored(p, raw, key)
 		if err != nil {
 			return err
 		}
-		keep := make([]idRef, 0, len(refs)+1)
-		found := false
+		if found {
+			what := fateIDReused
+			if bytes.Equal(was.raw.Body(), raw.Body()) {
+				what = fateDuplicate
+			}
+			p.judge(i, what, was.offset)
+			continue
+		}
+		name := idRowName{p.bucket, key}
+		keep, err := d.refs(name)
+		if err != nil {
+			return err
+		}
+		keep = append(keep[:len(keep):len(keep)], idRef{offset: p.offset(i), body: xxhash.Sum64(raw.Body())})
+		d.ids[name] = keep
+		d.seen.add(d.id, key)
+		d.key = idRowKey(d.key[:0], p.bucket, key)
+		rows.end(appendIDRow(rows.begin(logstore.IDs, d.key), keep))
+	}
+}
+
+// found is a message that was stored under an id.
+type found struct {
+	offset Offset
+	raw    record.Raw
+}
+
+// stored finds the message that is kept under a record's id and key.
+func (d *dedupe) stored(p *pending, raw record.Raw, key idKey) (found, bool, error) {
+	if d.covered && !d.seen.has(d.id, key) {
+		return found{}, false, nil
+	}
+	for b := len(p.buckets) - 1; b >= 0; b-- {
+		refs, err := d.refs(idRowName{p.buckets[b], key})
+		if err != nil {
+			return found{}, false, err
+		}
 		for _, ref := range refs {
 			if ref.offset < p.start {
 				continue // its message is no longer kept: the id is free again
 			}
-			keep = append(keep, ref)
 			was, err := d.message(p, ref.offset)
 			if err != nil {
-				return err
+				return found{}, false, err
 			}
-			if !bytes.Equal(was.ID(), raw.ID()) || !sameKey(was, raw) {
-				continue // another id with the same hash
+			if bytes.Equal(was.ID(), raw.ID()) && sameKey(was, raw) {
+				return found{ref.offset, was}, true, nil
 			}
-			what := fateIDReused
-			if bytes.Equal(was.Body(), raw.Body()) {
-				what = fateDuplicate
-			}
-			p.judge(i, what, ref.offset)
-			found = true
-			break
+			// Else another id with the same hash.
 		}
-		if found {
-			continue
-		}
-		keep = append(keep, idRef{offset: p.offset(i), body: xxhash.Sum64(raw.Body())})
-		d.ids[key] = keep
-		d.seen.add(d.id, key)
-		rows.end(appendIDRow(rows.begin(logstore.IDs, key[:]), keep))
 	}
+	return found{}, false, nil
 }
 
 func sameKey(a, b record.Raw) bool { return a.HasKey() == b.HasKey() && bytes.Equal(a.Key(), b.Key()) }
@@ -231,61 +265,66 @@ func keyOf(id, key []byte, hasKey bool) (k idKey) {
 	return k
 }
 
-// refs returns what was stored under an id's hash.
-func (d *dedupe) refs(key idKey) ([]idRef, error) {
-	if d.covered && !d.seen.has(d.id, key) {
+// refs returns what a row says was stored under an id's hash.
+func (d *dedupe) refs(name idRowName) ([]idRef, error) {
+	if d.covered && !d.seen.has(d.id, name.key) {
 		return nil, nil
 	}
-	if refs, ok := d.ids[key]; ok {
+	if refs, ok := d.ids[name]; ok {
 		return refs, nil
 	}
 	var buf [64]byte
-	row, err := d.store.AppendGet(buf[:0], logstore.IDs, uint64(d.id), key[:])
+	var key [idRowKeyLen]byte
+	row, err := d.store.AppendGet(buf[:0], logstore.IDs, uint64(d.id), idRowKey(key[:0], name.bucket, name.key))
 	if err != nil || row == nil {
 		return nil, err
 	}
 	return decodeIDRow(row)
 }
 
-// producer returns what is known of a producer; one that is not known has sent
-// nothing.
-func (d *dedupe) producer(name []byte) (*producer, error) {
-	if p, ok := d.producers[string(name)]; ok {
-		return p, nil
+// producer returns what is known of a producer; one that is not known, or whose
+// messages were all removed, has sent nothing.
+func (d *dedupe) producer(p *pending, name []byte) (*producer, error) {
+	if prod, ok := d.producers[string(name)]; ok && (prod.next == 0 || p.buckets.live(prod.in)) {
+		return prod, nil
 	}
-	p := &producer{}
-	key := nextKey(nil, name)
-	row, err := d.store.Get(logstore.Producers, uint64(d.id), key)
-	if err != nil {
-		return nil, err
-	}
-	if row != nil {
-		if p.next, err = decodeNextRow(row); err != nil {
+	prod := &producer{}
+	for b := len(p.buckets) - 1; b >= 0; b-- {
+		row, err := d.store.Get(logstore.Producers, uint64(d.id), nextKey(nil, p.buckets[b], name))
+		if err != nil {
 			return nil, err
 		}
+		if row == nil {
+			continue
+		}
+		if prod.next, err = decodeNextRow(row); err != nil {
+			return nil, err
+		}
+		prod.in = p.buckets[b]
+		break
 	}
-	d.producers[string(name)] = p
-	return p, nil
+	d.producers[string(name)] = prod
+	return prod, nil
 }
 
 // run returns the run that holds a sequence; false when it is no longer kept.
-func (d *dedupe) run(name []byte, prod *producer, seq uint64) (run, bool, error) {
+func (d *dedupe) run(p *pending, name []byte, prod *producer, seq uint64) (r run, ok bool, err error) {
 	for _, r := range prod.fresh {
 		if seq >= r.first && seq-r.first < uint64(r.count) {
 			return r, true, nil
 		}
 	}
-	var r run
-	ok := false
-	var bad error
-	from, to := runKey(nil, name, seq), runKey(nil, name, 0)
-	err := d.store.Iterate(logstore.Producers, uint64(d.id), from, append(to, 0), func(k, v []byte) bool {
-		r, bad = decodeRunRow(k, v)
-		ok = bad == nil && seq-r.first < uint64(r.count)
-		return false
-	})
-	if err == nil {
-		err = bad
+	for b := len(p.buckets) - 1; b >= 0 && !ok && err == nil; b-- {
+		var bad error
+		from, to := runKey(nil, p.buckets[b], name, seq), runKey(nil, p.buckets[b], name, 0)
+		err = d.store.Iterate(logstore.Producers, uint64(d.id), from, append(to, 0), func(k, v []byte) bool {
+			r, bad = decodeRunRow(k, v)
+			ok = bad == nil && seq-r.first < uint64(r.count)
+			return false
+		})
+		if err == nil {
+			err = bad
+		}
 	}
 	return r, ok, err
 }

@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -19,7 +20,45 @@ type naive struct {
 	seqs  map[string]map[uint64]Stored
 	nexts map[string]uint64
 	dups  uint64
+
+	// What trims took.
+	start  Offset
+	begins []Offset          // of buckets
+	in     map[string]Offset // the bucket of a producer's last sequence
+	inSeq  map[string]Offset // and of each sequence
 }
+
+// bucket is where the rows of a publish go.
+func (m *naive) bucket() Offset {
+	if n := len(m.begins); n == 0 || m.end-m.begins[n-1] >= max(tinyBucket, (m.end-m.start)/2) {
+		m.begins = append(m.begins, m.end)
+		m.trim(m.start)
+	}
+	return m.begins[len(m.begins)-1]
+}
+
+const tinyBucket = 4
+
+// trim forgets ids of what is gone, and producers of whom all is.
+func (m *naive) trim(to Offset) {
+	m.start = min(max(m.start, to), m.end)
+	for len(m.begins) > 1 && m.begins[1] <= m.start {
+		m.begins = m.begins[1:]
+	}
+	for name, at := range m.ids {
+		if at < m.start {
+			delete(m.ids, name)
+		}
+	}
+	for name, b := range m.in {
+		if b < m.begins[0] {
+			delete(m.in, name)
+			delete(m.nexts, name)
+		}
+	}
+}
+
+func seqName(producer string, seq uint64) string { return fmt.Sprint(producer, "/", seq) }
 
 func idName(r record.Record) string { return fmt.Sprintf("%q %v %q", r.ID, r.HasKey, r.Key) }
 
@@ -29,6 +68,10 @@ func same(a, b record.Record) bool {
 
 func (m *naive) publish(meta record.Meta, recs []record.Record) []Stored {
 	out := make([]Stored, len(recs))
+	var bucket Offset
+	if meta.ProducerID != "" || slices.ContainsFunc(recs, func(r record.Record) bool { return r.ID != "" }) {
+		bucket = m.bucket()
+	}
 	next := m.nexts[meta.ProducerID]
 	if meta.ProducerID != "" && meta.FirstSequence > next {
 		for i := range out {
@@ -40,7 +83,9 @@ func (m *naive) publish(meta record.Meta, recs []record.Record) []Stored {
 		seq := meta.FirstSequence + uint64(i)
 		if meta.ProducerID != "" && seq < next {
 			was := m.seqs[meta.ProducerID][seq]
-			switch {
+			switch in, known := m.inSeq[seqName(meta.ProducerID, seq)]; {
+			case !known || in < m.begins[0] || was.Err == nil && was.Offset < m.start:
+				out[i].Err = &ErrExpired{Start: m.start}
 			case was.Err != nil:
 				out[i] = was
 			case !same(m.log[was.Offset], r):
@@ -72,6 +117,7 @@ func (m *naive) publish(meta record.Meta, recs []record.Record) []Stored {
 			}
 			m.seqs[meta.ProducerID][seq] = out[i]
 			m.nexts[meta.ProducerID] = seq + 1
+			m.in[meta.ProducerID], m.inSeq[seqName(meta.ProducerID, seq)] = bucket, bucket
 		}
 	}
 	return out
@@ -82,6 +128,7 @@ func errorOf(err error) string {
 	var reused *ErrIDReused
 	var gap *ErrSequenceGap
 	var seq *ErrSequenceReused
+	var gone *ErrExpired
 	switch {
 	case err == nil:
 		return ""
@@ -91,21 +138,23 @@ func errorOf(err error) string {
 		return fmt.Sprintf("gap, %d is next", gap.Expected)
 	case errors.As(err, &seq):
 		return fmt.Sprintf("sequence reused, first at %d", seq.Offset)
+	case errors.As(err, &gone):
+		return fmt.Sprintf("expired, from %d on is kept", gone.Start)
 	}
 	return err.Error()
 }
 
-// Whatever is published, in whatever order, with restarts and power cuts
+// Whatever is published, in whatever order, with trims, restarts and power cuts
 // anywhere, every record meets the fate that the naive model gives it.
 func TestDedupeModel(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
-		cfg := Config{Seed: 1}
+		cfg := Config{Seed: 1, bucketOffsets: tinyBucket}
 		if rapid.Bool().Draw(rt, "tiny cache") {
 			cfg.TailCacheBytes = 1
 		}
 		n := newNode(t, cfg)
 		n.create(1)
-		m := &naive{ids: map[string]Offset{}, seqs: map[string]map[uint64]Stored{}, nexts: map[string]uint64{}}
+		m := &naive{ids: map[string]Offset{}, seqs: map[string]map[uint64]Stored{}, nexts: map[string]uint64{}, in: map[string]Offset{}, inSeq: map[string]Offset{}}
 
 		gen := rapid.Custom(func(t *rapid.T) record.Record {
 			r := record.Record{Body: []byte(rapid.SampledFrom([]string{"x", "y"}).Draw(t, "body"))}
@@ -149,6 +198,18 @@ func TestDedupeModel(t *testing.T) {
 					sent[rapid.IntRange(0, len(sent)-1).Draw(rt, "which")](rt)
 				}
 			},
+			"trim": func(rt *rapid.T) {
+				to := m.start + Offset(rapid.IntRange(0, int(m.end-m.start)+1).Draw(rt, "to"))
+				got, err := n.Trim(within(t), 1, TrimTo{To: to, Why: ByAge})
+				if m.trim(to); err != nil || got != m.start {
+					rt.Fatalf("trimmed to %d, %v; want %d", got, err, m.start)
+				}
+				if o := m.start - 1; m.start > 0 {
+					if _, err := n.Read(1, o, 1, 1); errorOf(err) != errorOf(&ErrExpired{Start: m.start}) {
+						rt.Fatalf("reading what is gone gives %v", err)
+					}
+				}
+			},
 			"restart": func(rt *rapid.T) {
 				if rapid.IntRange(0, 3).Draw(rt, "do") == 0 {
 					n.restart()
@@ -164,16 +225,16 @@ func TestDedupeModel(t *testing.T) {
 			},
 			"": func(rt *rapid.T) {
 				info, err := n.Info(1)
-				if err != nil || info.Position.End != m.end || info.Duplicates != m.dups {
+				if err != nil || info.Position.Start != m.start || info.Position.End != m.end || info.Duplicates != m.dups {
 					rt.Fatalf("info %+v, %v; want end %d, %d duplicates", info, err, m.end, m.dups)
 				}
 			},
 		})
-		ms, err := n.Read(1, 0, len(m.log)+1, 1<<30)
-		if err != nil || len(ms) != len(m.log) {
-			rt.Fatalf("%d messages, %v; want %d", len(ms), err, len(m.log))
+		ms, err := n.Read(1, m.start, len(m.log)+1, 1<<30)
+		if err != nil || len(ms) != len(m.log)-int(m.start) {
+			rt.Fatalf("%d messages, %v; want %d", len(ms), err, len(m.log)-int(m.start))
 		}
-		for i, r := range m.log {
+		for i, r := range m.log[m.start:] {
 			if !same(ms[i].Record, r) {
 				rt.Fatalf("message %d is %+v, want %+v", i, ms[i].Record, r)
 			}
@@ -195,7 +256,7 @@ func TestHashCollisionSuppressesNothing(t *testing.T) {
 	// message with another id.
 	k := keyOf([]byte("second"), nil, false)
 	wb := n.store.NewBatch()
-	if err := wb.Set(0x21, 1, k[:], appendIDRow(nil, []idRef{{offset: 0}})); err != nil {
+	if err := wb.Set(0x21, 1, idRowKey(nil, 0, k), appendIDRow(nil, []idRef{{offset: 0}})); err != nil {
 		t.Fatal(err)
 	}
 	if err := n.store.CommitNoSync(wb); err != nil {

@@ -22,8 +22,8 @@
 //
 // # What it promises
 //
-// A record that was answered as stored is on disk, fsynced, at that offset, for
-// good. Offsets are dense, from 0. Batches of one partition given in one order
+// A record that was answered as stored is on disk, fsynced, at that offset,
+// until a trim removes it. Offsets are dense, from 0. Batches of one partition given in one order
 // by one caller are stored in that order. An id, with its key, or a producer's
 // sequence is stored once, and a repeat gets the first receipt; what is a repeat
 // is decided when an entry is applied, never before.
@@ -33,6 +33,10 @@
 // sent, applied or answered that is not durable here. Every proposal gets an
 // answer; where the outcome cannot be known, the answer says so (*ErrOutcomeUnknown).
 // Queues, caches and rows that wait for a checkpoint are bounded by Config.
+//
+// What a trim removes (trim.go) is gone for every reader at once, with the ids
+// and sequences that went with it; the App has its say, the same on every
+// replica, and the disk gets its room back with the next checkpoint.
 //
 // # What it refuses
 //

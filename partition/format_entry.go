@@ -68,7 +68,7 @@ func openEntry(data []byte) (items, error) {
 		return items{}, fmt.Errorf("unknown format %d of entry", data[1])
 	}
 	k := EntryKind(data[0])
-	if k != Batches && k != Command {
+	if k != Batches && k != Command && k != Trim {
 		return items{}, fmt.Errorf("unknown kind %d of entry", data[0])
 	}
 	return items{kind: k, data: data, at: entryHeaderLen}, nil

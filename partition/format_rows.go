@@ -14,11 +14,12 @@ import (
 // indexRow tells where one stored batch stands in the log. Key: the offset of
 // its first stored message. A batch of which nothing was stored has no row.
 //
-//	index u64 │ at u32 │ records u16 │ stored u16 │ time i64 │ bytes u64 │ suppressed u16 …
+//	index u64 │ at u32 │ size u32 │ records u16 │ stored u16 │ time i64 │ bytes u64 │ suppressed u16 …
 type indexRow struct {
 	base       Offset
 	index      Index    // the entry
 	at         uint32   // where the batch begins in the entry's payload
+	size       uint32   // bytes of the batch
 	records    uint16   // in the batch
 	stored     uint16   // of those, with an offset
 	time       Millis   // publish time, made to never go back
@@ -26,15 +27,19 @@ type indexRow struct {
 	suppressed []uint16 // records without an offset, ascending
 }
 
-const indexRowLen = 8 + 4 + 2 + 2 + 8 + 8
+const indexRowLen = 8 + 4 + 4 + 2 + 2 + 8 + 8
 
 func (r *indexRow) end() Offset { return r.base + Offset(r.stored) }
+
+// before is the bytes of all batches before this one.
+func (r *indexRow) before() uint64 { return r.bytes - uint64(r.size) }
 
 func offsetKey(dst []byte, o Offset) []byte { return binary.BigEndian.AppendUint64(dst, uint64(o)) }
 
 func (r *indexRow) append(dst []byte) []byte {
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(r.index))
 	dst = binary.LittleEndian.AppendUint32(dst, r.at)
+	dst = binary.LittleEndian.AppendUint32(dst, r.size)
 	dst = binary.LittleEndian.AppendUint16(dst, r.records)
 	dst = binary.LittleEndian.AppendUint16(dst, r.stored)
 	dst = binary.LittleEndian.AppendUint64(dst, uint64(r.time))
@@ -53,13 +58,14 @@ func decodeIndexRow(key, v []byte) (indexRow, error) {
 		base:    Offset(binary.BigEndian.Uint64(key)),
 		index:   Index(binary.LittleEndian.Uint64(v)),
 		at:      binary.LittleEndian.Uint32(v[8:]),
-		records: binary.LittleEndian.Uint16(v[12:]),
-		stored:  binary.LittleEndian.Uint16(v[14:]),
-		time:    Millis(binary.LittleEndian.Uint64(v[16:])),
-		bytes:   binary.LittleEndian.Uint64(v[24:]),
+		size:    binary.LittleEndian.Uint32(v[12:]),
+		records: binary.LittleEndian.Uint16(v[16:]),
+		stored:  binary.LittleEndian.Uint16(v[18:]),
+		time:    Millis(binary.LittleEndian.Uint64(v[20:])),
+		bytes:   binary.LittleEndian.Uint64(v[28:]),
 	}
 	rest := v[indexRowLen:]
-	if len(rest) != 2*int(r.records-r.stored) || r.stored == 0 || r.stored > r.records {
+	if len(rest) != 2*int(r.records-r.stored) || r.stored == 0 || r.stored > r.records || uint64(r.size) > r.bytes {
 		return indexRow{}, fmt.Errorf("a row of the offset index says %d of %d records and lists %d bytes of others", r.stored, r.records, len(rest))
 	}
 	for ; len(rest) > 0; rest = rest[2:] {
@@ -71,11 +77,21 @@ func decodeIndexRow(key, v []byte) (indexRow, error) {
 	return r, nil
 }
 
+// The rows that find duplicates are kept in buckets of consecutive offsets, so
+// that those of messages that are gone go as ranges: see buckets. A row's key
+// begins with its bucket.
+
+func bucketKey(dst []byte, b Offset) []byte { return binary.BigEndian.AppendUint64(dst, uint64(b)) }
+
 // idKey names a message id and key by their hashes. Two ids may share one: what
 // the row says is a suspicion, and the message itself decides.
 //
-//	xxhash64(id) │ xxhash64(key, or of nothing for none)
+//	bucket u64 │ xxhash64(id) │ xxhash64(key, or of nothing for none)
 type idKey [16]byte
+
+func idRowKey(dst []byte, b Offset, k idKey) []byte { return append(bucketKey(dst, b), k[:]...) }
+
+const idRowKeyLen = 8 + len(idKey{})
 
 // idRef is a message that was stored under an id.
 type idRef struct {
@@ -102,23 +118,26 @@ func decodeIDRow(v []byte) ([]idRef, error) {
 	return refs, nil
 }
 
-// Producer rows are of two kinds, by the key's first byte.
+// Producer rows are of two kinds, by the byte behind the bucket.
 //
-//	'n' │ producer                     next sequence u64
-//	'r' │ n u8 │ producer │ ^first u64 base u64 │ count u16 │ { record u16 │ what u8 │ offset u64 } …
+//	bucket u64 │ 'n' │ producer                     next sequence u64
+//	bucket u64 │ 'r' │ n u8 │ producer │ ^first u64 base u64 │ count u16 │ { record u16 │ what u8 │ offset u64 } …
 //
 // A run is a batch's sequences and what became of them: those that are not
 // listed were stored, at base and on. The first sequence is inverted in the
-// key, so that seeking forward from a sequence finds the run that holds it.
+// key, so that seeking forward from a sequence finds the run that holds it. Of
+// several next sequences that of the newest bucket counts.
 const (
 	rowNext byte = 'n'
 	rowRun  byte = 'r'
 )
 
-func nextKey(dst, producer []byte) []byte { return append(append(dst, rowNext), producer...) }
+func nextKey(dst []byte, b Offset, producer []byte) []byte {
+	return append(append(bucketKey(dst, b), rowNext), producer...)
+}
 
-func runKey(dst, producer []byte, first uint64) []byte {
-	dst = append(dst, rowRun, byte(len(producer)))
+func runKey(dst []byte, b Offset, producer []byte, first uint64) []byte {
+	dst = append(bucketKey(dst, b), rowRun, byte(len(producer)))
 	dst = append(dst, producer...)
 	return binary.BigEndian.AppendUint64(dst, ^first)
 }
@@ -162,7 +181,7 @@ func appendRunRow(dst []byte, r run) []byte {
 }
 
 func decodeRunRow(key, v []byte) (run, error) {
-	if len(key) < 10 || len(v) < 10 || (len(v)-10)%verdictLen != 0 {
+	if len(key) < 18 || len(v) < 10 || (len(v)-10)%verdictLen != 0 {
 		return run{}, fmt.Errorf("a row of the producers has a key of %d and a value of %d bytes", len(key), len(v))
 	}
 	r := run{
@@ -196,32 +215,50 @@ const (
 
 // appliedRow is the log tier's state: written in the batch of its effects.
 //
-//	index u64 │ start u64 │ end u64 │ bytes u64 │ duplicates u64 │ time i64
+//	index u64 │ start u64 │ end u64 │ bytes u64 │ before u64 │ duplicates u64 │ time i64 │ oldest i64 │ bucket u64 …
 type appliedRow struct {
 	index      Index
 	start, end Offset
-	bytes      uint64
+	bytes      uint64 // of all batches ever stored
+	before     uint64 // of those whose messages are all gone
 	duplicates uint64
-	time       Millis
+	time       Millis  // publish time of the last message
+	oldest     Millis  // of the first one kept; 0: there is none
+	buckets    buckets // never changed in place: rows are copied
 }
 
-const appliedRowLen = 6 * 8
+const appliedRowLen = 8 * 8
 
 func (r *appliedRow) position() Position { return Position{Index: r.index, Start: r.start, End: r.end} }
 
 func (r *appliedRow) append(dst []byte) []byte {
-	for _, v := range [...]uint64{uint64(r.index), uint64(r.start), uint64(r.end), r.bytes, r.duplicates, uint64(r.time)} {
+	for _, v := range [...]uint64{
+		uint64(r.index), uint64(r.start), uint64(r.end), r.bytes, r.before, r.duplicates, uint64(r.time), uint64(r.oldest),
+	} {
 		dst = binary.LittleEndian.AppendUint64(dst, v)
+	}
+	for _, b := range r.buckets {
+		dst = binary.LittleEndian.AppendUint64(dst, uint64(b))
 	}
 	return dst
 }
 
 func decodeAppliedRow(v []byte) (appliedRow, error) {
-	if len(v) != appliedRowLen {
-		return appliedRow{}, fmt.Errorf("the row of what is applied has %d bytes, want %d", len(v), appliedRowLen)
+	if len(v) < appliedRowLen || len(v)%8 != 0 {
+		return appliedRow{}, fmt.Errorf("the row of what is applied has %d bytes, want %d and 8 for each bucket", len(v), appliedRowLen)
 	}
 	u := func(i int) uint64 { return binary.LittleEndian.Uint64(v[8*i:]) }
-	return appliedRow{Index(u(0)), Offset(u(1)), Offset(u(2)), u(3), u(4), Millis(u(5))}, nil
+	r := appliedRow{
+		index: Index(u(0)), start: Offset(u(1)), end: Offset(u(2)), bytes: u(3), before: u(4), duplicates: u(5),
+		time: Millis(u(6)), oldest: Millis(u(7)),
+	}
+	for i := appliedRowLen / 8; i < len(v)/8; i++ {
+		r.buckets = append(r.buckets, Offset(u(i)))
+	}
+	if r.start > r.end || r.before > r.bytes || !slices.IsSorted(r.buckets) {
+		return appliedRow{}, fmt.Errorf("the row of what is applied contradicts itself: %+v", r)
+	}
+	return r, nil
 }
 
 // The checkpoint is the position that the App's rows include: written in the

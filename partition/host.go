@@ -20,8 +20,7 @@ import (
 //	callers ─► inbox ─► loop (owns the core) ─► syncer (waits for the disk) ─► inbox
 //	                      └──► answerer (calls back) ─► callers
 //
-// A fourth, the learner, ends when it has read the message ids that were stored
-// before.
+// A fourth, the learner, reads the message ids that were stored before.
 //
 // The loop never waits for the disk and never runs a caller's code but View's.
 // While SyncsInFlight writes are on their way to the disk it gathers, and what
@@ -46,7 +45,10 @@ type Host struct {
 	loopDone chan struct{}
 	syncDone chan struct{}
 	backDone chan struct{}
-	learned  chan struct{}
+	learn    chan []PartitionID // whose message ids the learner is to read
+	learned  chan struct{}      // closed when it has read the first ones
+	learning atomic.Bool
+	learnEnd chan struct{}
 }
 
 // Open starts a host over cfg.Store and restores every partition found in it.
@@ -69,7 +71,7 @@ func Open(cfg Config) (*Host, error) {
 		inbox: inbox{wake: make(chan struct{}, 1)}, back: outbox{wake: make(chan struct{}, 1)},
 		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
 		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
-		learned: make(chan struct{}),
+		learn: make(chan []PartitionID, 1), learned: make(chan struct{}), learnEnd: make(chan struct{}),
 	}
 	ids, err := cfg.Store.Partitions()
 	if err != nil {
@@ -90,7 +92,9 @@ func Open(cfg Config) (*Host, error) {
 			unread = append(unread, r.id)
 		}
 	}
-	go h.learner(unread)
+	h.learning.Store(true)
+	h.learn <- unread
+	go h.learner()
 	go h.syncer()
 	go h.answerer()
 	go h.loop()
@@ -232,12 +236,24 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 // of it. If ctx ends first, the error is *ErrOutcomeUnknown. The command must not be
 // changed any more.
 func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, error) {
+	return h.propose(ctx, id, Command, cmd)
+}
+
+// ProposeAsync is Propose without the wait: done is called once, from a
+// goroutine of the host, and must neither block nor call the host's blocking
+// methods. When an error is returned, done is not called. Commands given in one
+// order by one caller are applied in that order.
+func (h *Host) ProposeAsync(id PartitionID, cmd []byte, done func(any, error)) error {
+	return h.proposeAsync(id, Command, cmd, done)
+}
+
+func (h *Host) propose(ctx context.Context, id PartitionID, kind EntryKind, data []byte) (any, error) {
 	type answer struct {
 		result any
 		err    error
 	}
 	ch := make(chan answer, 1)
-	if err := h.ProposeAsync(id, cmd, func(r any, err error) { ch <- answer{r, err} }); err != nil {
+	if err := h.proposeAsync(id, kind, data, func(r any, err error) { ch <- answer{r, err} }); err != nil {
 		return nil, err
 	}
 	select {
@@ -248,23 +264,19 @@ func (h *Host) Propose(ctx context.Context, id PartitionID, cmd []byte) (any, er
 	}
 }
 
-// ProposeAsync is Propose without the wait: done is called once, from a
-// goroutine of the host, and must neither block nor call the host's blocking
-// methods. When an error is returned, done is not called. Commands given in one
-// order by one caller are applied in that order.
-func (h *Host) ProposeAsync(id PartitionID, cmd []byte, done func(any, error)) error {
-	if len(cmd) > maxCommandBytes {
-		return fmt.Errorf("partition %v: a command of %d bytes; at most %d are taken", id, len(cmd), maxCommandBytes)
+func (h *Host) proposeAsync(id PartitionID, kind EntryKind, data []byte, done func(any, error)) error {
+	if len(data) > maxCommandBytes {
+		return fmt.Errorf("partition %v: a command of %d bytes; at most %d are taken", id, len(data), maxCommandBytes)
 	}
 	sh, err := h.shelf(id)
 	if err != nil {
 		return err
 	}
-	size := int64(len(cmd)) + proposalBytes
+	size := int64(len(data)) + proposalBytes
 	if err := h.reserve(id, sh, size); err != nil {
 		return err
 	}
-	p := &proposal{kind: Command, data: cmd, size: size}
+	p := &proposal{kind: kind, data: data, size: size}
 	p.result = func(r any, err error) { h.release(sh, size); done(r, err) }
 	if err := h.give(input{what: inProposal, id: id, shelf: sh, p: p}); err != nil {
 		h.release(sh, size)
@@ -352,7 +364,7 @@ func (h *Host) Close() error {
 	<-h.loopDone
 	<-h.syncDone
 	<-h.backDone
-	<-h.learned
+	<-h.learnEnd
 	return h.cause
 }
 

@@ -2,6 +2,7 @@ package partition
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/strandmq/strandmq/internal/record"
@@ -53,7 +54,7 @@ func (h *Host) Read(id PartitionID, from Offset, max, maxBytes int) ([]Message, 
 		return more
 	})
 	if err != nil {
-		return nil, err
+		return nil, h.expired(r, from, err)
 	}
 	return out, nil
 }
@@ -80,10 +81,6 @@ func (h *Host) ReadRawAt(id PartitionID, offsets []Offset, out []RawMessage) ([]
 	return out, err
 }
 
-// readAhead is how far apart two offsets may be for the batches between them to
-// be passed over, and not to be looked for anew.
-const readAhead = 32
-
 func (h *Host) readAt(id PartitionID, offsets []Offset, fn func(Offset, Millis, record.Raw)) error {
 	r, pos, err := h.reader(id)
 	if err != nil || len(offsets) == 0 {
@@ -96,39 +93,26 @@ func (h *Host) readAt(id PartitionID, offsets []Offset, fn func(Offset, Millis, 
 	if last := offsets[len(offsets)-1]; last >= pos.End {
 		n, _ := slices.BinarySearch(offsets, pos.End)
 		beyond = &ErrNotStored{Partition: id, Offset: offsets[n], End: pos.End}
-		offsets = offsets[:n]
+		if offsets = offsets[:n]; n == 0 {
+			return beyond
+		}
 	}
-	for len(offsets) > 0 {
-		// One visit reads what lies close together, so that an entry of many
-		// batches is read once.
-		end := 1
-		for end < len(offsets) && offsets[end]-offsets[end-1] < readAhead {
-			end++
-		}
-		want := offsets[:end]
-		offsets = offsets[end:]
-		err := r.visit(want[0], want[end-1]+1, func(b stored) bool {
-			if want[0] >= b.row.end() {
-				return true
-			}
-			t := Millis(b.batch.PublishTime())
-			b.each(want[0], func(at Offset, raw record.Raw) bool {
-				for len(want) > 0 && want[0] == at {
-					fn(at, t, raw)
-					want = want[1:]
-				}
-				return len(want) > 0
-			})
-			return len(want) > 0
-		})
-		if err != nil {
-			return err
-		}
-		if len(want) > 0 {
-			return &ErrDamaged{Partition: id, Why: "the offset index names a batch without the message"}
-		}
+	if err := r.at(offsets, fn); err != nil {
+		return h.expired(r, offsets[0], err)
 	}
 	return beyond
+}
+
+// expired gives an error of a read from an offset on its cause: what was read
+// may have been removed meanwhile.
+func (h *Host) expired(r reader, from Offset, err error) error {
+	if err == nil {
+		return nil
+	}
+	if pos, bad := r.shelf.position(); bad == nil && from < pos.Start {
+		return &ErrExpired{Partition: r.id, Start: pos.Start}
+	}
+	return err
 }
 
 // FindByMessageID returns where messages with this id are stored, whatever
@@ -141,14 +125,20 @@ func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID st
 	k := keyOf([]byte(messageID), nil, false)
 	var refs []idRef
 	var bad error
-	err = h.cfg.Store.Iterate(logstore.IDs, uint64(id), k[:8], prefixEnd(k[:8]), func(_, row []byte) bool {
-		var more []idRef
-		if more, bad = decodeIDRow(row); bad != nil {
-			return false
+	for _, b := range r.shelf.idBuckets() {
+		prefix := append(bucketKey(nil, b), k[:8]...)
+		err = h.cfg.Store.Iterate(logstore.IDs, uint64(id), prefix, prefixEnd(prefix), func(_, row []byte) bool {
+			var more []idRef
+			if more, bad = decodeIDRow(row); bad != nil {
+				return false
+			}
+			refs = append(refs, more...)
+			return ctx.Err() == nil
+		})
+		if err != nil || bad != nil {
+			break
 		}
-		refs = append(refs, more...)
-		return ctx.Err() == nil
-	})
+	}
 	if err == nil {
 		err = ctx.Err()
 	}
@@ -161,6 +151,9 @@ func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID st
 	var out []Offset
 	for _, ref := range refs {
 		raw, ok, err := r.message(ref.offset, pos)
+		if gone := (*ErrExpired)(nil); errors.As(h.expired(r, ref.offset, err), &gone) {
+			continue
+		}
 		if err != nil {
 			return nil, err
 		}
@@ -176,11 +169,22 @@ func (h *Host) FindByMessageID(ctx context.Context, id PartitionID, messageID st
 // log when there is none. Publish times are made to never go back for this: a
 // message counts with the latest time up to it.
 func (h *Host) OffsetAt(id PartitionID, t Millis) (Offset, error) {
-	r, pos, err := h.reader(id)
-	if err != nil {
-		return 0, err
+	return h.search(id, func(row *indexRow) bool { return row.time >= t })
+}
+
+// search is reader.search over what is kept now.
+func (h *Host) search(id PartitionID, ok func(*indexRow) bool) (Offset, error) {
+	for {
+		r, pos, err := h.reader(id)
+		if err != nil {
+			return 0, err
+		}
+		o, err := r.search(pos, ok)
+		if gone := (*ErrExpired)(nil); errors.As(h.expired(r, pos.Start, err), &gone) {
+			continue // it began with what was removed meanwhile
+		}
+		return o, err
 	}
-	return r.search(pos, func(row *indexRow) bool { return row.time >= t })
 }
 
 // Position returns the place up to which a partition is applied and may be
@@ -216,12 +220,23 @@ func (h *Host) IndexOf(id PartitionID, o Offset) (Index, error) {
 		return 0, &ErrNotStored{Partition: id, Offset: o, End: pos.End}
 	}
 	row, err := r.row(o)
-	return row.index, err
+	return row.index, h.expired(r, o, err)
 }
 
 // Scan calls fn with what stands in a partition's log from an index on, as far
 // as it is applied, until fn returns false.
 func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(LogEntry) bool) error {
+	for {
+		err := h.scan(ctx, id, from, fn)
+		// What is removed before the first entry is read, no one has seen: the
+		// log just begins later.
+		if gone := (*logstore.ErrCompacted)(nil); !errors.As(err, &gone) {
+			return err
+		}
+	}
+}
+
+func (h *Host) scan(ctx context.Context, id PartitionID, from Index, fn func(LogEntry) bool) error {
 	r, pos, err := h.reader(id)
 	if err != nil {
 		return err
@@ -236,7 +251,7 @@ func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(Log
 	}
 	next, err := r.search(pos, func(row *indexRow) bool { return row.index >= from })
 	if err != nil {
-		return err
+		return h.expired(r, pos.Start, err)
 	}
 	var bad error
 	err = h.cfg.Store.Scan(uint64(id), uint64(from), uint64(pos.Index)+1, func(e logstore.Entry, _ uint32) bool {
@@ -253,5 +268,5 @@ func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(Log
 	if err == nil {
 		err = bad
 	}
-	return storeError(id, err)
+	return h.expired(r, pos.Start, storeError(id, err))
 }

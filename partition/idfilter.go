@@ -16,12 +16,32 @@ import (
 // more are, and nothing else changes.
 //
 // "Not there" is true only of a partition all of whose rows were added: see
-// dedupe.covered. Rows that are gone stay in the filter.
+// dedupe.covered. Rows that are gone stay in the filter until it is made anew:
+// see full.
 //
 // It belongs to the loop. Its memory is taken with the first id.
 type idFilter struct {
 	bytes int64
 	lines [][8]uint64
+	added int64 // since it was made
+	live  int64 // of those, what was read from rows and added meanwhile
+	gone  bool  // rows were removed since
+}
+
+// filterBitsEach is with how many bits for each id the filter works well.
+const filterBitsEach = 10
+
+// full tells that the filter holds more than it is made for, and that making it
+// anew is worth it: rows are gone, and since the last time at least as many ids
+// came as had to be read then.
+func (f *idFilter) full() bool {
+	return f.gone && f.added*filterBitsEach > int64(len(f.lines))*filterLine*8 && f.added >= 2*f.live
+}
+
+// clear forgets every id.
+func (f *idFilter) clear() {
+	clear(f.lines)
+	f.added, f.live, f.gone = 0, 0, false
 }
 
 const filterLine = 64 // bytes of a line
@@ -33,6 +53,7 @@ func (f *idFilter) add(p PartitionID, k idKey) {
 	if f.lines == nil {
 		f.lines = make([][8]uint64, max(f.bytes/filterLine, 1))
 	}
+	f.added++
 	line, mask := f.place(p, k)
 	for i, m := range mask {
 		line[i] |= m

@@ -67,6 +67,7 @@ func (b *inbox) take(spare []input) []input {
 func (h *Host) loop() {
 	defer close(h.loopDone)
 	defer close(h.syncs)
+	defer close(h.learn)
 	defer h.back.close()
 	ticker := time.NewTicker(h.cfg.Tick)
 	defer ticker.Stop()
@@ -117,6 +118,9 @@ func (h *Host) loop() {
 			if w != nil {
 				c.writes = append(c.writes, w)
 			}
+		}
+		if c.seen.full() && !stopped && h.learning.CompareAndSwap(false, true) {
+			h.learn <- c.relearn()
 		}
 		for i, w := range c.writes {
 			c.writes[i] = nil
@@ -253,21 +257,35 @@ func (h *Host) syncer() {
 }
 
 // learner reads the message ids that partitions had before this host, so that
-// new ones need no look at the disk. Until a partition's are read they do.
-func (h *Host) learner(ids []PartitionID) {
-	defer close(h.learned)
-	for _, id := range ids {
-		if err := h.learn(id); err != nil {
-			var stopped *ErrStopped
-			if errors.As(err, &stopped) {
-				return
+// new ones need no look at the disk, and all of them again when the filter has
+// filled up with those that are gone. Until a partition's are read they do.
+func (h *Host) learner() {
+	defer close(h.learnEnd)
+	first := true
+	for ids := range h.learn {
+		for _, id := range ids {
+			err := h.learnOne(id)
+			if stopped := (*ErrStopped)(nil); errors.As(err, &stopped) {
+				break
 			}
-			h.cfg.Logger.Warn("a partition's message ids were not read: new ones take longer", "partition", id.String(), "err", err)
+			if err != nil {
+				h.cfg.Logger.Warn("a partition's message ids were not read: new ones take longer", "partition", id.String(), "err", err)
+			}
+		}
+		// When the host stops, nothing more is to be learned.
+		_ = h.call(context.Background(), Metadata, func(reply func(error)) {
+			h.core.seen.live = h.core.seen.added
+			reply(nil)
+		})
+		h.learning.Store(false)
+		if first {
+			close(h.learned)
+			first = false
 		}
 	}
 }
 
-func (h *Host) learn(id PartitionID) error {
+func (h *Host) learnOne(id PartitionID) error {
 	const page = 4096 // less than a millisecond of the loop
 	r, _, err := h.reader(id)
 	if err != nil {
@@ -275,16 +293,15 @@ func (h *Host) learn(id PartitionID) error {
 	}
 	var from []byte
 	for {
-		keys, err := r.ids(from, page)
+		keys, next, err := r.ids(from, page)
 		if err != nil {
 			return err
 		}
-		last := len(keys) < page
-		err = h.call(context.Background(), id, func(reply func(error)) { reply(h.core.learn(id, keys, last)) })
-		if err != nil || last {
+		err = h.call(context.Background(), id, func(reply func(error)) { reply(h.core.learn(id, keys, next == nil)) })
+		if err != nil || next == nil {
 			return err
 		}
-		from = append(keys[page-1][:], 0)
+		from = next
 	}
 }
 

@@ -38,6 +38,7 @@ type EntryKind byte
 const (
 	Batches EntryKind = 1 // a record batch
 	Command EntryKind = 2 // a command to the App
+	Trim    EntryKind = 3 // from where on the log is kept: see TrimTo
 )
 
 // String prints the kind.
@@ -47,6 +48,8 @@ func (k EntryKind) String() string {
 		return "batch"
 	case Command:
 		return "command"
+	case Trim:
+		return "trim"
 	}
 	return "unknown"
 }
@@ -66,6 +69,7 @@ type LogEntry struct {
 type Info struct {
 	Position   Position
 	Bytes      uint64 // of record batches kept
+	Oldest     Millis // publish time of the first message kept; 0: there is none
 	Duplicates uint64 // records suppressed as repeats since the partition began
 	Leader     NodeID // 0: not known
 	Term       uint64
@@ -74,4 +78,6 @@ type Info struct {
 	LastIndex  Index  // last entry written, applied or not
 	Checkpoint Index  // a restart applies the entries behind this one again
 	Queued     int64  // bytes waiting to be written
+
+	before uint64 // bytes of record batches removed
 }

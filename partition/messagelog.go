@@ -30,12 +30,12 @@ type messageLog struct {
 	value   []byte
 }
 
-func newMessageLog(id PartitionID, store *logstore.Store, sh *shelf, t *tail, seen *idFilter, state appliedRow) *messageLog {
+func newMessageLog(id PartitionID, store *logstore.Store, sh *shelf, t *tail, seen *idFilter, least Offset, state appliedRow) *messageLog {
 	r := reader{id: id, store: store, shelf: sh}
 	return &messageLog{
 		id: id, shelf: sh, tail: t, read: r, state: state, flushed: state,
 		dup: dedupe{
-			id: id, store: store, read: r, ids: make(map[idKey][]idRef), producers: make(map[string]*producer), seen: seen,
+			id: id, store: store, read: r, ids: make(map[idRowName][]idRef), producers: make(map[string]*producer), seen: seen, least: least,
 		},
 	}
 }
@@ -53,16 +53,17 @@ type outcome struct {
 // apply stores one batch of an entry. Nothing of it reaches the store before
 // flush, so an entry that cannot be applied leaves no rows.
 func (l *messageLog) apply(index Index, at int, b record.Batch) (outcome, error) {
-	p := pending{batch: b, start: l.state.start, base: l.state.end}
+	p := pending{batch: b, start: l.state.start, base: l.state.end, buckets: l.state.buckets}
 	name, first := b.Producer()
 	if len(name) > 0 || b.HasIDs() {
 		if err := l.dup.decide(&p, &l.rows); err != nil {
 			return outcome{}, err
 		}
+		l.state.buckets = p.buckets
 	}
 	out := outcome{base: p.base, records: b.Len(), odd: p.odd, start: p.start}
 	s := stored{batch: b, row: indexRow{
-		base: p.base, index: index, at: uint32(at), records: uint16(b.Len()), stored: uint16(b.Len() - len(p.odd)),
+		base: p.base, index: index, at: uint32(at), size: uint32(len(b.Bytes())), records: uint16(b.Len()), stored: uint16(b.Len() - len(p.odd)),
 	}}
 	for _, v := range p.odd {
 		s.row.suppressed = append(s.row.suppressed, v.record)
@@ -78,6 +79,9 @@ func (l *messageLog) apply(index Index, at int, b record.Batch) (outcome, error)
 	}
 	l.state.time = max(l.state.time, Millis(b.PublishTime()))
 	l.state.bytes += uint64(len(b.Bytes()))
+	if l.state.start == l.state.end {
+		l.state.oldest = l.state.time
+	}
 	l.state.end = s.row.end()
 	s.row.time, s.row.bytes = l.state.time, l.state.bytes
 	l.key = offsetKey(l.key[:0], s.row.base)

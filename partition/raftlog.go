@@ -147,8 +147,8 @@ func (l *raftLog) LastIndex() (uint64, error) { return l.last, nil }
 // FirstIndex implements raft.Storage.
 func (l *raftLog) FirstIndex() (uint64, error) { return l.first, nil }
 
-// Snapshot implements raft.Storage. Nothing is cut from the front of a log yet,
-// so no replica can need one.
+// Snapshot implements raft.Storage. Only the log of a single voter is cut at its
+// front (see replica.reclaim), so no replica can need one.
 func (l *raftLog) Snapshot() (*raftpb.Snapshot, error) {
 	return nil, raft.ErrSnapshotTemporarilyUnavailable
 }

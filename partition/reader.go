@@ -104,6 +104,9 @@ func (r reader) rows(from, end Offset) ([]indexRow, error) {
 		rows = append(rows, row)
 		return len(rows) < pageRows
 	})
+	if err == nil && bad == nil && (len(rows) == 0 || rows[0].base > from) {
+		bad = fmt.Errorf("the offset index lost offset %d", from) // or retention removed it in between: the caller looks
+	}
 	if err != nil || bad != nil {
 		return nil, r.damaged(err, bad)
 	}
@@ -165,21 +168,64 @@ func (r reader) message(o Offset, pos Position) (raw record.Raw, ok bool, err er
 	return raw, ok, err
 }
 
-// ids returns message ids that rows on disk name, from a key on, at most max.
-func (r reader) ids(from []byte, max int) (keys []idKey, err error) {
+// readAhead is how far apart two offsets may be for the batches between them to
+// be passed over, and not to be looked for anew.
+const readAhead = 32
+
+// at calls fn with the messages at sorted offsets, which must be stored.
+func (r reader) at(offsets []Offset, fn func(Offset, Millis, record.Raw)) error {
+	for len(offsets) > 0 {
+		// One visit reads what lies close together, so that an entry of many
+		// batches is read once.
+		end := 1
+		for end < len(offsets) && offsets[end]-offsets[end-1] < readAhead {
+			end++
+		}
+		want := offsets[:end]
+		offsets = offsets[end:]
+		err := r.visit(want[0], want[end-1]+1, func(b stored) bool {
+			if want[0] >= b.row.end() {
+				return true
+			}
+			t := Millis(b.batch.PublishTime())
+			b.each(want[0], func(at Offset, raw record.Raw) bool {
+				for len(want) > 0 && want[0] == at {
+					fn(at, t, raw)
+					want = want[1:]
+				}
+				return len(want) > 0
+			})
+			return len(want) > 0
+		})
+		if err != nil {
+			return err
+		}
+		if len(want) > 0 {
+			return &ErrDamaged{Partition: r.id, Why: "the offset index names a batch without the message"}
+		}
+	}
+	return nil
+}
+
+// ids returns message ids that rows on disk name, from a row's key on, at most
+// max, and the key to go on from.
+func (r reader) ids(from []byte, max int) (keys []idKey, next []byte, err error) {
 	var bad error
 	err = r.store.Iterate(logstore.IDs, uint64(r.id), from, nil, func(k, _ []byte) bool {
-		if len(k) != len(idKey{}) {
-			bad = fmt.Errorf("a key of the message ids has %d bytes, want %d", len(k), len(idKey{}))
+		if len(k) != idRowKeyLen {
+			bad = fmt.Errorf("a key of the message ids has %d bytes, want %d", len(k), idRowKeyLen)
 			return false
 		}
-		keys = append(keys, idKey(k))
+		keys = append(keys, idKey(k[8:]))
+		if len(keys) == max {
+			next = append(append(next, k...), 0)
+		}
 		return len(keys) < max
 	})
 	if err != nil || bad != nil {
-		return nil, r.damaged(err, bad)
+		return nil, nil, r.damaged(err, bad)
 	}
-	return keys, nil
+	return keys, next, nil
 }
 
 // show calls fn with the items of one entry. next is the offset of the next
@@ -213,7 +259,7 @@ func (r reader) show(e logstore.Entry, pos Position, next *Offset, fn func(LogEn
 					return false, err
 				}
 				if row.index == le.Index && int(row.at) == x.at {
-					le.Count = int(row.stored)
+					le.First, le.Count = row.base, int(row.stored)
 					*next = row.end()
 				}
 			}

@@ -35,6 +35,7 @@ type replica struct {
 
 	batches  fifo // published, not yet given to raft
 	commands fifo // the same for commands
+	trims    fifo // and for trims
 	waiting  fifo // given to raft, not yet applied
 	events   []any
 	atLead   []func(error) // who waits until it leads
@@ -54,8 +55,9 @@ type replica struct {
 	checkpoint    Position
 	atCheckpoint  Position // the one in the batch that is being built
 	checkpointed  bool
-	checkpointDue bool  // the node's bound asks for one
-	since         int64 // bytes of log behind the checkpoint
+	checkpointDue bool      // the node's bound asks for one, or a trim
+	cut           reclaimed // as the store has it, or the batch that is being built
+	since         int64     // bytes of log behind the checkpoint
 
 	fault *ErrDamaged
 	gone  bool
@@ -133,6 +135,9 @@ func (r *replica) makeCheckpoint() error {
 	if err := wb.SetMeta(uint64(r.id), metaCheckpoint, appendCheckpoint(nil, at)); err != nil {
 		return err
 	}
+	if err := r.reclaim(at); err != nil {
+		return err
+	}
 	r.atCheckpoint, r.checkpointed = at, true
 	return nil
 }
@@ -146,6 +151,7 @@ func (r *replica) committed() {
 		r.c.since -= r.since
 		r.since = 0
 		r.rows.over.clear()
+		r.rlog.first = max(r.rlog.first, uint64(r.cut.first))
 	}
 	r.publish()
 }
@@ -155,9 +161,9 @@ func (r *replica) publish() {
 	st := &r.log.state
 	s := r.shelf
 	s.mu.Lock()
-	s.pos = r.log.Position()
+	s.pos, s.buckets = r.log.Position(), st.buckets
 	s.info = Info{
-		Position: s.pos, Bytes: st.bytes, Duplicates: st.duplicates,
+		Position: s.pos, Bytes: st.bytes - st.before, before: st.before, Oldest: st.oldest, Duplicates: st.duplicates,
 		Leader: NodeID(r.leader), Term: r.term,
 		FirstIndex: Index(r.rlog.first), LastIndex: Index(r.rlog.last), Checkpoint: r.checkpoint.Index,
 	}
@@ -167,7 +173,7 @@ func (r *replica) publish() {
 // propose gives the queues to raft: everything that fits one entry of each
 // kind.
 func (r *replica) propose() {
-	if r.batches.len() == 0 && r.commands.len() == 0 {
+	if r.batches.len() == 0 && r.commands.len() == 0 && r.trims.len() == 0 {
 		return
 	}
 	if !r.isLead {
@@ -176,6 +182,7 @@ func (r *replica) propose() {
 	}
 	r.proposeKind(Batches, &r.batches)
 	r.proposeKind(Command, &r.commands)
+	r.proposeKind(Trim, &r.trims)
 }
 
 func (r *replica) proposeKind(kind EntryKind, q *fifo) {
@@ -216,7 +223,7 @@ func (r *replica) proposeKind(kind EntryKind, q *fifo) {
 
 // refuse answers everything that was not given to raft yet.
 func (r *replica) refuse(err error) {
-	for _, q := range []*fifo{&r.batches, &r.commands} {
+	for _, q := range []*fifo{&r.batches, &r.commands, &r.trims} {
 		for q.len() > 0 {
 			r.answer(answer{p: q.pop(), err: err})
 		}
@@ -398,6 +405,13 @@ func (r *replica) applyItem(index Index, kind EntryKind, x item) error {
 		var err error
 		if a.result, err = r.app.Apply(at, x.data); err != nil {
 			return fmt.Errorf("applying a command: %w", err)
+		}
+	case Trim:
+		at := r.log.Position()
+		at.Index = index
+		var err error
+		if a.result, err = r.trim(at, x.data); err != nil {
+			return err
 		}
 	}
 	r.driveDue = true

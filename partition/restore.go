@@ -67,9 +67,10 @@ func (c *core) restore(r *replica) error {
 	// What is applied was committed, whatever the hard state remembers.
 	r.rlog.hard.Commit = max(r.rlog.hard.Commit, uint64(state.index))
 	r.term = r.rlog.hard.Term
-	r.log = newMessageLog(r.id, c.store, r.shelf, &c.tail, &c.seen, state)
+	r.log = newMessageLog(r.id, c.store, r.shelf, &c.tail, &c.seen, c.cfg.bucketOffsets, state)
+	r.cut.start = r.checkpoint.Start
 	// One damaged row of an id must not stop the partition: its reader will.
-	some, err := r.log.read.ids(nil, 1)
+	some, _, err := r.log.read.ids(nil, 1)
 	r.log.dup.covered = err == nil && len(some) == 0
 	r.rows = appRows{id: r.id, store: c.store}
 	if r.app, err = c.cfg.NewApp(r.id, &r.rows); err != nil {
@@ -104,7 +105,7 @@ func (c *core) replay(r *replica) error {
 		at.Index = Index(e.Index)
 		r.since += int64(len(e.Data))
 		if e.Type == byte(raftpb.EntryNormal) {
-			bad = replayEntry(r.app, at, e.Data)
+			bad = replayEntry(r.app, &at, e.Data, r.log.read)
 		}
 		for len(rows) > 0 && rows[0].index == at.Index {
 			at.End, rows = rows[0].end, rows[1:]
@@ -124,9 +125,11 @@ func (c *core) replay(r *replica) error {
 	return err
 }
 
-func replayEntry(app App, at Position, data []byte) error {
+// replayEntry applies an entry's commands and trims again. at is moved as the
+// first time.
+func replayEntry(app App, at *Position, data []byte, read reader) error {
 	it, err := openEntry(data)
-	if err != nil || it.kind != Command {
+	if err != nil || it.kind == Batches {
 		return err
 	}
 	for {
@@ -134,7 +137,13 @@ func replayEntry(app App, at Position, data []byte) error {
 		if err != nil || !ok {
 			return err
 		}
-		if _, err := app.Apply(at, append([]byte(nil), x.data...)); err != nil {
+		if it.kind == Trim {
+			if at.Start, err = decideTrim(app, *at, x.data, read); err != nil {
+				return err
+			}
+			continue
+		}
+		if _, err := app.Apply(*at, append([]byte(nil), x.data...)); err != nil {
 			return fmt.Errorf("applying a command again: %w", err)
 		}
 	}

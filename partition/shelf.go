@@ -51,6 +51,7 @@ type shelf struct {
 	batches []stored // ascending; those before head are gone
 	head    int
 	info    Info
+	buckets buckets  // where the rows of message ids lie
 	pos     Position // what readers may see: applied, and the rows of it committed
 	fault   error    // *ErrDamaged: the partition stopped
 }
@@ -60,6 +61,19 @@ func (s *shelf) position() (Position, error) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.pos, s.fault
+}
+
+func (s *shelf) idBuckets() buckets {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.buckets
+}
+
+// startAt lets readers know that messages are about to go.
+func (s *shelf) startAt(o Offset) {
+	s.mu.Lock()
+	s.pos.Start = max(s.pos.Start, min(o, s.pos.End))
+	s.mu.Unlock()
 }
 
 // find returns the batch that holds an offset, if it is in memory.

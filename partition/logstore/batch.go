@@ -1,6 +1,7 @@
 package logstore
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -317,6 +318,21 @@ func (b *Batch) Delete(ns Namespace, p uint64, key []byte) error {
 	op := b.b.DeleteDeferred(prefixLen + len(key))
 	putRowKey(op.Key, ns, p, key)
 	return b.fail2(op.Finish())
+}
+
+// DeleteRange removes the rows from from on and below to. Their space comes back
+// when the engine gets to it (Config.DeleteDelay).
+func (b *Batch) DeleteRange(ns Namespace, p uint64, from, to []byte) error {
+	if err := b.checkRows(ns, p); err != nil {
+		return err
+	}
+	switch bytes.Compare(from, to) {
+	case 0:
+		return nil
+	case 1:
+		return b.refuse(p, "a range of the %v ends before it begins", ns)
+	}
+	return b.fail2(b.b.DeleteRange(appendKey(nil, ns, p, from), appendKey(nil, ns, p, to), nil))
 }
 
 // DropPartition removes everything that is stored of a partition.

@@ -1,0 +1,270 @@
+package partition
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/strandmq/strandmq/internal/format"
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// Retention is decided in the log. The leader proposes from where on a log is
+// kept; what comes of it is decided when that entry is applied, on every replica
+// and after every restart alike: the App may need messages, and takes what it
+// keeps of others. From then on they are gone for every reader.
+//
+//	leader: TrimTo{To} ──► log ──► App.Trim ──► Position.Start        at once
+//	                                               │
+//	                        checkpoint ────────────┴──► entries, rows   at the next checkpoint
+//
+// Their bytes go later, in the batch of the next checkpoint: until that is on
+// disk a restart may have to apply the same entry again, and look at the same
+// messages.
+
+// TrimReason is why messages are not to be kept any longer.
+type TrimReason byte
+
+// The reasons: they are too old, or they are too many bytes.
+const (
+	ByAge  TrimReason = 1
+	BySize TrimReason = 2
+)
+
+// String prints the reason as age, size.
+func (r TrimReason) String() string {
+	switch r {
+	case ByAge:
+		return "age"
+	case BySize:
+		return "size"
+	}
+	return "none"
+}
+
+// TrimTo proposes from where on a log is kept.
+type TrimTo struct {
+	To  Offset // nothing before is to be kept any longer
+	Why TrimReason
+	Now Millis // the proposer's clock
+	// Done goes on to where the App has need of nothing, if it has a need at all.
+	Done bool
+	// Firm keeps what the App has need of, whatever it may ask for otherwise.
+	Firm bool
+}
+
+// Trimmer is an App that has a say in what is removed from its log.
+type Trimmer interface {
+	// Trim runs one committed TrimTo, whose To lies within the log, the same on
+	// every replica. It returns from where on the log is kept, at most at.End.
+	// What it needs of the messages before, it takes now. An error is like one
+	// of Apply.
+	Trim(at Position, t TrimTo, log Kept) (Offset, error)
+}
+
+// Kept is what is kept of a log while it is decided what is removed.
+type Kept interface {
+	// Read returns the messages at offsets, which are kept and sorted.
+	Read(offsets []Offset) ([]Message, error)
+	// Before is how many bytes of batches were ever stored before the batch that
+	// holds an offset, and when that one was published.
+	Before(o Offset) (bytes uint64, published Millis, err error)
+	// Find is the first message of a batch that has at least so many bytes of
+	// batches before it, and was published at t or later; the end, if none is.
+	Find(bytes uint64, t Millis) (Offset, error)
+}
+
+// A trim in the log:
+//
+//	ver u8 │ flags u8 │ why u8 │ to u64 │ now i64
+const (
+	trimVersion byte = 1
+	trimLen          = 3 + 8 + 8
+
+	trimDone byte = 1
+	trimFirm byte = 2
+)
+
+func (t *TrimTo) encode() []byte {
+	var flags byte
+	if t.Done {
+		flags |= trimDone
+	}
+	if t.Firm {
+		flags |= trimFirm
+	}
+	b := []byte{trimVersion, flags, byte(t.Why)}
+	b = binary.LittleEndian.AppendUint64(b, uint64(t.To))
+	return binary.LittleEndian.AppendUint64(b, uint64(t.Now))
+}
+
+func decodeTrim(b []byte) (TrimTo, error) {
+	if len(b) > 0 {
+		if err := format.Check("trim", uint64(b[0]), uint64(trimVersion)); err != nil {
+			return TrimTo{}, err
+		}
+	}
+	if len(b) != trimLen {
+		return TrimTo{}, fmt.Errorf("a trim has %d bytes, want %d", len(b), trimLen)
+	}
+	if b[0] != trimVersion || b[1]&^(trimDone|trimFirm) != 0 || b[2] > byte(BySize) {
+		return TrimTo{}, fmt.Errorf("a trim of version %d with flags %x and reason %d; this program knows version %d", b[0], b[1], b[2], trimVersion)
+	}
+	return TrimTo{
+		To: Offset(binary.LittleEndian.Uint64(b[3:])), Now: Millis(binary.LittleEndian.Uint64(b[11:])),
+		Why: TrimReason(b[2]), Done: b[1]&trimDone != 0, Firm: b[1]&trimFirm != 0,
+	}, nil
+}
+
+// decideTrim applies a trim to an App and returns from where on the log is kept.
+func decideTrim(app App, at Position, data []byte, read reader) (Offset, error) {
+	t, err := decodeTrim(data)
+	if err != nil {
+		return 0, err
+	}
+	t.To = min(max(t.To, at.Start), at.End)
+	to := t.To
+	if a, ok := app.(Trimmer); ok {
+		if to, err = a.Trim(at, t, kept{read, at}); err != nil {
+			return 0, fmt.Errorf("applying a trim: %w", err)
+		}
+	}
+	if to > at.End {
+		return 0, fmt.Errorf("the app trims a log that ends at %d to %d", at.End, to)
+	}
+	return max(to, at.Start), nil
+}
+
+// kept implements Kept.
+type kept struct {
+	read reader
+	pos  Position
+}
+
+func (k kept) Read(offsets []Offset) ([]Message, error) {
+	out := make([]Message, 0, len(offsets))
+	err := k.read.at(offsets, func(o Offset, t Millis, raw record.Raw) {
+		out = append(out, Message{Offset: o, PublishTime: t, Record: raw.Record()})
+	})
+	return out, err
+}
+
+func (k kept) Before(o Offset) (uint64, Millis, error) {
+	if k.pos.Start == k.pos.End {
+		return 0, 0, nil
+	}
+	if o >= k.pos.End {
+		row, err := k.read.row(k.pos.End - 1)
+		return row.bytes, row.time, err
+	}
+	row, err := k.read.row(max(o, k.pos.Start))
+	return row.before(), row.time, err
+}
+
+func (k kept) Find(bytes uint64, t Millis) (Offset, error) {
+	return k.read.search(k.pos, func(row *indexRow) bool { return row.before() >= bytes && row.time >= t })
+}
+
+// trim makes a later offset the first one kept.
+func (l *messageLog) trim(to Offset) error {
+	st := &l.state
+	switch {
+	case to <= st.start:
+		return nil
+	case to >= st.end:
+		st.start, st.before, st.oldest = st.end, st.bytes, 0
+	default:
+		row, err := l.read.row(to)
+		if err != nil {
+			return err
+		}
+		st.start, st.before, st.oldest = to, row.before(), row.time
+	}
+	st.buckets = st.buckets.from(st.start)
+	return nil
+}
+
+// trim applies a trim. It asks for a checkpoint, which removes the bytes.
+func (r *replica) trim(at Position, data []byte) (Offset, error) {
+	to, err := decideTrim(r.app, at, data, r.log.read)
+	if err != nil || to == at.Start {
+		return at.Start, err
+	}
+	r.checkpointDue = true
+	return to, r.log.trim(to)
+}
+
+// reclaimed is how far the front of a log is gone from disk.
+type reclaimed struct {
+	start  Offset // it was done for a log kept from there on
+	rows   Offset // the offset index begins there
+	bucket Offset // and the rows that find duplicates there
+	first  Index  // and the log; 0: where the store has it
+}
+
+// reclaim removes what no reader can ask for and no restart can need, in the
+// batch of a checkpoint at a position: entries and rows before the batch that
+// holds the first message kept. The commands among them go too, for they can
+// concern none that is kept; those behind stay with the messages. Of a log
+// without messages nothing but its end is kept.
+//
+// A log with several voters keeps all: who falls behind could not be brought up
+// without it, since there are no snapshots yet.
+//
+// What cannot be read keeps its place: to remove it is no reason to stop. The
+// next removal tries again.
+func (r *replica) reclaim(at Position) error {
+	empty := at.Start == at.End
+	if !r.single || at.Start == r.cut.start && !empty {
+		return nil
+	}
+	next := r.cut
+	next.start, next.rows, next.first = at.Start, at.End, at.Index
+	if !empty {
+		row, err := r.log.read.row(at.Start)
+		if err != nil {
+			return r.keepDamaged(err)
+		}
+		next.rows, next.first = row.base, row.index
+	}
+	p := uint64(r.id)
+	if next.first > Index(r.rlog.first) {
+		// The chain goes on from the last entry that goes, so that must be read.
+		if _, err := r.c.store.Term(p, uint64(next.first)-1); err != nil {
+			return r.keepDamaged(err)
+		}
+	}
+	// Readers must hear of it before it happens: what is missing then is known
+	// to be gone, and not taken for lost.
+	r.shelf.startAt(at.Start)
+	wb := r.c.batch()
+	if next.first > Index(r.rlog.first) {
+		if err := wb.TruncatePrefix(p, uint64(next.first)-1); err != nil {
+			return err
+		}
+	}
+	if next.rows > r.cut.rows {
+		if err := wb.DeleteRange(logstore.Offsets, p, offsetKey(nil, r.cut.rows), offsetKey(nil, next.rows)); err != nil {
+			return err
+		}
+	}
+	if b := r.log.state.buckets; len(b) > 0 && b[0] > r.cut.bucket {
+		if err := b.forget(r.id, wb); err != nil {
+			return err
+		}
+		next.bucket, r.c.seen.gone = b[0], true
+	}
+	r.cut = next
+	return nil
+}
+
+// keepDamaged lets a reader, or the store's own search, find what is damaged.
+func (r *replica) keepDamaged(err error) error {
+	var d *ErrDamaged
+	if err = storeError(r.id, err); !errors.As(err, &d) {
+		return err
+	}
+	r.c.cfg.Logger.Warn("what retention removed keeps its room, since it cannot be read", "partition", r.id.String(), "err", d)
+	return nil
+}
