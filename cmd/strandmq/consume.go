@@ -34,7 +34,9 @@ func (a *app) consumeCommand() *cobra.Command {
 		Use:   "consume TOPIC --group GROUP",
 		Short: "Take messages as a member of a group, print them or run a command for each",
 		Long: `Joins a group as a member and takes its messages: those of one key in order, one
-at a time. A group that does not exist is created, at --from (default earliest).
+at a time. A group that does not exist is created, at --from (default earliest):
+` + offsets.Grammar + `.
+` + offsets.Outside + `
 
 Without --exec each message is printed, then acked. With --exec a shell command
 runs for each message: the body on its standard input, the rest in variables.
@@ -187,7 +189,6 @@ func (a *app) ensureGroup(cmd *cobra.Command, m *member, f *consumeFlags) error 
 	case f.noCreate:
 		return fmt.Errorf("topic %s has no group %s: leave --no-create out, or create it with 'strandmq group create %s %s'", m.topic, m.group, m.topic, m.group)
 	}
-	a.beyond(cmd, m.topic, &f.from, nil)
 	_, err = patiently(ctx, m.retryFor, m.waiting, m.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{Topic: m.topic, Group: m.group, Start: f.from.wire(time.Now())})
 	if isReason(err, "GROUP_EXISTS") {
 		return nil // another member was faster, with a policy of its own

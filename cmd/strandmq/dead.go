@@ -38,7 +38,7 @@ func (s *selector) flags(c *cobra.Command, many bool) {
 	f.StringVar(&s.id, "id", "", "the message with this id")
 	f.Var(&s.partition, "partition", "with --offset: the message's partition")
 	f.Lookup("partition").DefValue = ""
-	f.Var(&s.offset, "offset", "with --partition: the message's offset (N)")
+	f.Var(&s.offset, "offset", "with --partition: the message's place in the log: "+messageGrammar)
 	if many {
 		f.StringVar(&s.key, "key", "", "all of this key")
 		f.StringVar(&s.keyBase64, "key-base64", "", "all of this key, given in base64")
@@ -47,7 +47,7 @@ func (s *selector) flags(c *cobra.Command, many bool) {
 }
 
 // selected gives the selector of the flags, of which exactly one must be set.
-func (a *app) selected(cmd *cobra.Command, s *selector, topic string) (*strandmqv1.DeadLetterSelector, error) {
+func selected(cmd *cobra.Command, s *selector) (*strandmqv1.DeadLetterSelector, error) {
 	set := cmd.Flags().Changed
 	var out *strandmqv1.DeadLetterSelector
 	n := 0
@@ -72,7 +72,7 @@ func (a *app) selected(cmd *cobra.Command, s *selector, topic string) (*strandmq
 		if !set("partition") || !set("offset") {
 			return nil, usagef("--partition and --offset belong together")
 		}
-		place, err := a.place(cmd, topic, s.partition.n, &s.offset)
+		place, err := place(s.partition.n, &s.offset)
 		if err != nil {
 			return nil, err
 		}
@@ -143,10 +143,11 @@ func (a *app) deadGet() *cobra.Command {
 		Use:   "get TOPIC GROUP",
 		Short: "Show one dead letter with its attempts",
 		Example: `  strandmq dead get orders billing --id 7f3c
-  strandmq dead get orders billing --partition 3 --offset 17 --output json`,
+  strandmq dead get orders billing --partition 3 --offset 17 --output json
+  strandmq dead get orders billing --partition 3 --offset -1`,
 		Args: exact("TOPIC", "GROUP"),
 	}, func(cmd *cobra.Command, args []string) error {
-		sel, err := a.selected(cmd, &which, args[0])
+		sel, err := selected(cmd, &which)
 		if err != nil {
 			return err
 		}
@@ -199,10 +200,11 @@ offset and headers, in key order, with fresh attempts. Asking again for what
 already waits adds nothing.`,
 		Example: `  strandmq dead replay orders billing --id 7f3c
   strandmq dead replay orders billing --key customer-12
+  strandmq dead replay orders billing --partition 3 --offset 17
   strandmq dead replay orders billing --all`,
 		Args: exact("TOPIC", "GROUP"),
 	}, func(cmd *cobra.Command, args []string) error {
-		sel, err := a.selected(cmd, &which, args[0])
+		sel, err := selected(cmd, &which)
 		if err != nil {
 			return err
 		}
@@ -226,10 +228,11 @@ func (a *app) deadDiscard() *cobra.Command {
 		Long: `Gives dead letters up for good. For --all, the group's name has to be typed
 again: at a terminal by hand, elsewhere with --confirm.`,
 		Example: `  strandmq dead discard orders billing --id 7f3c
+  strandmq dead discard orders billing --partition 3 --offset @2026-11-29T08:00:00Z
   strandmq dead discard orders billing --all --confirm billing`,
 		Args: exact("TOPIC", "GROUP"),
 	}, func(cmd *cobra.Command, args []string) error {
-		sel, err := a.selected(cmd, &which, args[0])
+		sel, err := selected(cmd, &which)
 		if err != nil {
 			return err
 		}

@@ -175,7 +175,8 @@ func (a *app) groupCreate() *cobra.Command {
 		Short: "Create a group",
 		Long: `Creates a group and ends when every partition knows it. Creating it again with
 the same policy succeeds. --from says where it starts:
-` + offsets.Grammar + `.`,
+` + offsets.Grammar + `.
+` + offsets.Outside,
 		Example: `  strandmq group create orders billing
   strandmq group create orders audit --from latest --max-attempts 0
   strandmq group create orders strict --mode partition --on-exhaustion park`,
@@ -185,7 +186,6 @@ the same policy succeeds. --from says where it starts:
 		if err != nil {
 			return err
 		}
-		a.beyond(cmd, args[0], &from, nil)
 		res, err := ask(cmd.Context(), a.dial().groups.CreateGroup, &strandmqv1.CreateGroupRequest{
 			Topic: args[0], Group: args[1], Policy: p, Start: from.wire(time.Now()),
 		})
@@ -362,6 +362,7 @@ func (a *app) groupReset() *cobra.Command {
 		Long: `Moves a group, in every partition or in one. What was handed out and not settled
 becomes stale, what is dead stays dead. The position is one of
 ` + offsets.Grammar + `.
+` + offsets.Outside + `
 --dry-run only says what would move.`,
 		Example: `  strandmq group reset orders billing --to earliest
   strandmq group reset orders billing --to @-15m --dry-run
@@ -376,7 +377,6 @@ becomes stale, what is dead stays dead. The position is one of
 		if cmd.Flags().Changed("partition") {
 			req.Partition = proto.Uint32(partition.n)
 		}
-		a.beyond(cmd, args[0], &to, req.Partition)
 		res, err := ask(cmd.Context(), a.dial().groups.ResetGroup, req)
 		if err != nil {
 			return err

@@ -19,11 +19,12 @@ func (a *app) traceCommand() *cobra.Command {
 		Short: "Print one message's life in every group",
 		Long: `Prints a message's life, read back from the log: when it was published, each
 hand-out with member and attempt, nacks with their reasons, waits, its ack or
-death, and replays; then where it stands in each group. The offset may be
-earliest, N, or -N (-1 is the last message).`,
+death, and replays; then where it stands in each group. The offset is one of
+` + messageGrammar + `.`,
 		Example: `  strandmq trace orders --id 7f3c
   strandmq trace orders --partition 3 --offset 17
-  strandmq trace orders --partition 3 --offset -1 --output json`,
+  strandmq trace orders --partition 3 --offset -1 --output json
+  strandmq trace orders --partition 3 --offset @-15m`,
 		Args: exact("TOPIC"),
 	}, func(cmd *cobra.Command, args []string) error {
 		set := cmd.Flags().Changed
@@ -32,7 +33,7 @@ earliest, N, or -N (-1 is the last message).`,
 		case set("id") && !set("partition") && !set("offset"):
 			req.Which = &strandmqv1.TraceRequest_Id{Id: id}
 		case !set("id") && set("partition") && set("offset"):
-			place, err := a.place(cmd, args[0], partition.n, &offset)
+			place, err := place(partition.n, &offset)
 			if err != nil {
 				return err
 			}
@@ -59,7 +60,7 @@ earliest, N, or -N (-1 is the last message).`,
 	c.Flags().StringVar(&id, "id", "", "the message's id")
 	c.Flags().Var(&partition, "partition", "the message's partition")
 	c.Flags().Lookup("partition").DefValue = ""
-	c.Flags().Var(&offset, "offset", "the message's offset: earliest, N or -N")
+	c.Flags().Var(&offset, "offset", "the message's place: "+messageGrammar)
 	return c
 }
 

@@ -146,6 +146,11 @@ func TestBadCalls(t *testing.T) {
 
 		{"trace nothing", trace(&strandmqv1.TraceRequest{Topic: "t"}), "BAD_VALUE"},
 		{"trace an unknown id", trace(&strandmqv1.TraceRequest{Topic: "t", Which: &strandmqv1.TraceRequest_Id{Id: "x"}}), "UNKNOWN_MESSAGE"},
+		{"reset beyond the end", reset(&strandmqv1.ResetGroupRequest{Topic: "t", Group: "g", To: &strandmqv1.StartPosition{At: &strandmqv1.StartPosition_Offset{Offset: 1}}}), "OFFSET_BEYOND_END"},
+		{"reset beyond the end, dry", reset(&strandmqv1.ResetGroupRequest{Topic: "t", Group: "g", DryRun: true, Partition: proto.Uint32(0), To: &strandmqv1.StartPosition{At: &strandmqv1.StartPosition_Offset{Offset: 1}}}), "OFFSET_BEYOND_END"},
+		{"group that starts beyond the end", group(&strandmqv1.CreateGroupRequest{Topic: "t", Group: "x", Start: &strandmqv1.StartPosition{At: &strandmqv1.StartPosition_Offset{Offset: 1}}}), "OFFSET_BEYOND_END"},
+		{"group that is there and was to start beyond the end", group(&strandmqv1.CreateGroupRequest{Topic: "t", Group: "g", Policy: &strandmqv1.GroupPolicy{MaxAttempts: proto.Uint32(9)}, Start: &strandmqv1.StartPosition{At: &strandmqv1.StartPosition_Offset{Offset: 1}}}), "GROUP_EXISTS"},
+
 		{"trace beyond the end", trace(&strandmqv1.TraceRequest{Topic: "t", Which: &strandmqv1.TraceRequest_Place{Place: &strandmqv1.MessagePlace{Offset: 5}}}), "UNKNOWN_MESSAGE"},
 	} {
 		t.Run(c.name, func(t *testing.T) {

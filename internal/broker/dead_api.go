@@ -91,11 +91,11 @@ func (a deadAPI) GetDeadLetter(ctx context.Context, req *strandmqv1.GetDeadLette
 			return nil, err
 		}
 	case *strandmqv1.DeadLetterSelector_Place:
-		id, err := t.number(which.Place.GetPartition())
+		p, err := a.b.message(t, which.Place, "which.place")
 		if err != nil {
 			return nil, err
 		}
-		where = []place{{int(which.Place.GetPartition()), id, partition.Offset(which.Place.GetOffset())}}
+		where = []place{p}
 	default:
 		return nil, refuse("BAD_VALUE", "which", "name one dead letter, by id or place")
 	}

@@ -16,7 +16,8 @@ type groupAPI struct{ b *Broker }
 
 // CreateGroup creates a group in every partition of its topic.
 func (a groupAPI) CreateGroup(ctx context.Context, req *strandmqv1.CreateGroupRequest) (*strandmqv1.CreateGroupResponse, error) {
-	if _, err := a.b.topic(req.GetTopic()); err != nil {
+	t, err := a.b.topic(req.GetTopic())
+	if err != nil {
 		return nil, err
 	}
 	if err := names.Group(req.GetGroup()); err != nil {
@@ -24,6 +25,12 @@ func (a groupAPI) CreateGroup(ctx context.Context, req *strandmqv1.CreateGroupRe
 	}
 	if err := checkPosition(req.GetStart(), "start"); err != nil {
 		return nil, err
+	}
+	// A group that is there does not start any more.
+	if _, _, err := a.b.group(req.GetTopic(), req.GetGroup()); err != nil && reasonOf(err) == "UNKNOWN_GROUP" {
+		if err := a.b.reachable(t, nil, req.GetStart(), "start"); err != nil {
+			return nil, err
+		}
 	}
 	g, existed, err := a.b.createGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetPolicy(), req.GetStart())
 	if err != nil {
@@ -164,6 +171,10 @@ func (a groupAPI) ResetGroup(ctx context.Context, req *strandmqv1.ResetGroupRequ
 		if _, err := t.number(req.GetPartition()); err != nil {
 			return nil, err
 		}
+	}
+	// Before anything moves: all partitions do, or none.
+	if err := a.b.reachable(t, req.Partition, req.GetTo(), "to"); err != nil {
+		return nil, err
 	}
 	moved := make([]*strandmqv1.ResetPartition, len(t.Partitions))
 	gid := consumer.GroupID(g.ID)

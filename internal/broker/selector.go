@@ -70,12 +70,12 @@ func (b *Broker) pick(ctx context.Context, t *topic, sel *strandmqv1.DeadLetterS
 	case *strandmqv1.DeadLetterSelector_KeyBytes:
 		return b.pickKey(t, which.KeyBytes)
 	case *strandmqv1.DeadLetterSelector_Place:
-		id, err := t.number(which.Place.GetPartition())
+		p, err := b.message(t, which.Place, "which.place")
 		if err != nil {
 			return out, err
 		}
 		out.exact = true
-		out.of[id] = consumer.Selector{Offsets: []partition.Offset{partition.Offset(which.Place.GetOffset())}}
+		out.of[p.id] = consumer.Selector{Offsets: []partition.Offset{p.offset}}
 	case *strandmqv1.DeadLetterSelector_All:
 		if !which.All {
 			return out, refuse("BAD_VALUE", "which.all", "false picks nothing: name an id, a key or a place")

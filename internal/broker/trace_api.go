@@ -39,19 +39,18 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 			return nil, refuse("UNKNOWN_MESSAGE", "id", "topic %s keeps no message with id %s", t.Name, plain.Quote(which.Id))
 		}
 	case *strandmqv1.TraceRequest_Place:
-		id, err := t.number(which.Place.GetPartition())
+		p, err := a.b.message(t, which.Place, "place")
 		if err != nil {
 			return nil, err
 		}
-		pos, err := a.b.host.Position(id)
+		pos, err := a.b.host.Position(p.id)
 		if err != nil {
 			return nil, err
 		}
-		o := partition.Offset(which.Place.GetOffset())
-		if o < pos.Start || o >= pos.End {
-			return nil, refuse("UNKNOWN_MESSAGE", "place.offset", "partition %d keeps offsets from %d to before %d, and not %d", which.Place.GetPartition(), pos.Start, pos.End, o)
+		if p.offset < pos.Start || p.offset >= pos.End {
+			return nil, refuse("UNKNOWN_MESSAGE", "place.offset", "partition %d keeps offsets from %d to before %d, and not %d", p.number, pos.Start, pos.End, p.offset)
 		}
-		where = []place{{int(which.Place.GetPartition()), id, o}}
+		where = []place{p}
 	default:
 		return nil, refuse("BAD_VALUE", "which", "name a message, by id or place")
 	}

@@ -29,6 +29,11 @@ import (
 // Grammar is the grammar in one line, for help texts.
 const Grammar = "earliest, latest, N, -N (from the end), @RFC3339 or @-15m (ago)"
 
+// Outside says, for help texts, what becomes of a group's position where a
+// partition keeps no such place.
+const Outside = `Before what a partition keeps, that is its first message; a time after its last
+message is its end, as latest is. A number beyond its end is refused.`
+
 // Kind is the form of a Position.
 type Kind uint8
 
@@ -149,24 +154,4 @@ func (p Position) String() string {
 		return "@-" + quantity.FormatSpan(p.Ago)
 	}
 	return fmt.Sprintf("offsets.Kind(%d)", p.Kind)
-}
-
-// In finds the offset that a position names in a log that keeps start to
-// end-1. Latest, and the forms by time, are not a message's place there: ok is
-// false, as it is when the offset is not kept.
-func (p Position) In(start, end uint64) (offset uint64, ok bool) {
-	switch p.Kind {
-	case Earliest:
-		offset = start
-	case Offset:
-		offset = p.N
-	case FromEnd:
-		if p.N > end {
-			return 0, false
-		}
-		offset = end - p.N
-	default:
-		return 0, false
-	}
-	return offset, offset >= start && offset < end
 }

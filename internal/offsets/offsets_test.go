@@ -62,35 +62,6 @@ func TestAt(t *testing.T) {
 	}
 }
 
-func TestIn(t *testing.T) {
-	for _, c := range []struct {
-		text       string
-		start, end uint64
-		want       uint64
-		ok         bool
-	}{
-		{"earliest", 3, 10, 3, true},
-		{"earliest", 3, 3, 3, false},
-		{"5", 3, 10, 5, true},
-		{"2", 3, 10, 2, false},
-		{"10", 3, 10, 10, false},
-		{"-1", 3, 10, 9, true},
-		{"-7", 3, 10, 3, true},
-		{"-8", 3, 10, 2, false},
-		{"-11", 3, 10, 0, false},
-		{"latest", 3, 10, 0, false},
-		{"@-1m", 3, 10, 0, false},
-	} {
-		p, err := Parse(c.text)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got, ok := p.In(c.start, c.end); got != c.want || ok != c.ok {
-			t.Errorf("%s in %d..%d = %d, %v; want %d, %v", c.text, c.start, c.end, got, ok, c.want, c.ok)
-		}
-	}
-}
-
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"earliest", "latest", "7", "-7", "@-15m", "@2026-11-29T08:00:00Z", "@-", "-0"} {
 		f.Add(s)

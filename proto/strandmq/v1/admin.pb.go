@@ -1038,7 +1038,8 @@ func (x *GroupPolicy) GetMaxDeferredKey() uint32 {
 	return 0
 }
 
-// StartPosition is where in each partition something starts.
+// StartPosition is where in each partition something starts. Before what is
+// kept it stands for the first offset that is.
 type StartPosition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The position. Not set: the earliest.
@@ -1152,7 +1153,8 @@ type StartPosition_Latest struct {
 }
 
 type StartPosition_Offset struct {
-	// An offset, the same in every partition.
+	// An offset, the same in every partition. Beyond the end of one, which is the
+	// offset of its next message, it is refused: OFFSET_BEYOND_END.
 	Offset uint64 `protobuf:"varint,3,opt,name=offset,proto3,oneof"`
 }
 
@@ -1162,7 +1164,8 @@ type StartPosition_FromEnd struct {
 }
 
 type StartPosition_Time struct {
-	// The first message published at this time or later.
+	// The first message published at this time or later; if there is none, the
+	// end.
 	Time *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=time,proto3,oneof"`
 }
 
@@ -3101,13 +3104,17 @@ func (*DeadLetterSelector_Place) isDeadLetterSelector_Which() {}
 
 func (*DeadLetterSelector_All) isDeadLetterSelector_Which() {}
 
-// MessagePlace is where a message stands: a partition and an offset.
+// MessagePlace is where a message stands: a partition, and an offset or a
+// position in its log.
 type MessagePlace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The partition.
 	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
 	// The offset.
-	Offset        uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Instead of an offset: the message that stands there as the call arrives. The
+	// last one is from_end 1; at latest there is none yet.
+	Position      *StartPosition `protobuf:"bytes,3,opt,name=position,proto3" json:"position,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3154,6 +3161,13 @@ func (x *MessagePlace) GetOffset() uint64 {
 		return x.Offset
 	}
 	return 0
+}
+
+func (x *MessagePlace) GetPosition() *StartPosition {
+	if x != nil {
+		return x.Position
+	}
+	return nil
 }
 
 // ListDeadLettersRequest asks for a page.
@@ -4426,10 +4440,11 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\tkey_bytes\x18\x03 \x01(\fH\x00R\bkeyBytes\x121\n" +
 	"\x05place\x18\x04 \x01(\v2\x19.strandmq.v1.MessagePlaceH\x00R\x05place\x12\x12\n" +
 	"\x03all\x18\x05 \x01(\bH\x00R\x03allB\a\n" +
-	"\x05which\"D\n" +
+	"\x05which\"|\n" +
 	"\fMessagePlace\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xba\x01\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x126\n" +
+	"\bposition\x18\x03 \x01(\v2\x1a.strandmq.v1.StartPositionR\bposition\"\xba\x01\n" +
 	"\x16ListDeadLettersRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x1b\n" +
@@ -4664,63 +4679,64 @@ var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	59, // 40: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
 	59, // 41: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
 	43, // 42: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
-	62, // 43: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	40, // 44: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
-	42, // 45: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	62, // 46: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	40, // 47: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
-	42, // 48: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	42, // 49: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	43, // 50: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
-	54, // 51: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
-	61, // 52: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
-	55, // 53: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
-	56, // 54: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
-	59, // 55: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
-	59, // 56: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
-	4,  // 57: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
-	6,  // 58: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
-	8,  // 59: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
-	11, // 60: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
-	13, // 61: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
-	17, // 62: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
-	20, // 63: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
-	24, // 64: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
-	29, // 65: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
-	31, // 66: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
-	34, // 67: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
-	36, // 68: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
-	38, // 69: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
-	44, // 70: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
-	46, // 71: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
-	48, // 72: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
-	50, // 73: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
-	52, // 74: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
-	57, // 75: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
-	5,  // 76: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
-	7,  // 77: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
-	9,  // 78: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
-	12, // 79: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
-	14, // 80: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
-	18, // 81: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
-	21, // 82: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
-	25, // 83: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
-	30, // 84: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
-	32, // 85: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
-	35, // 86: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
-	37, // 87: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
-	39, // 88: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
-	45, // 89: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
-	47, // 90: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
-	49, // 91: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
-	51, // 92: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
-	53, // 93: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
-	58, // 94: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
-	76, // [76:95] is the sub-list for method output_type
-	57, // [57:76] is the sub-list for method input_type
-	57, // [57:57] is the sub-list for extension type_name
-	57, // [57:57] is the sub-list for extension extendee
-	0,  // [0:57] is the sub-list for field type_name
+	16, // 43: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
+	62, // 44: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	40, // 45: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
+	42, // 46: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	62, // 47: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	40, // 48: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
+	42, // 49: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	42, // 50: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	43, // 51: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
+	54, // 52: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
+	61, // 53: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
+	55, // 54: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
+	56, // 55: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
+	59, // 56: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
+	59, // 57: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
+	4,  // 58: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
+	6,  // 59: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
+	8,  // 60: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
+	11, // 61: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
+	13, // 62: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
+	17, // 63: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
+	20, // 64: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
+	24, // 65: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
+	29, // 66: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
+	31, // 67: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
+	34, // 68: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
+	36, // 69: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
+	38, // 70: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
+	44, // 71: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
+	46, // 72: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
+	48, // 73: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
+	50, // 74: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
+	52, // 75: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
+	57, // 76: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
+	5,  // 77: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
+	7,  // 78: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
+	9,  // 79: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
+	12, // 80: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
+	14, // 81: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
+	18, // 82: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
+	21, // 83: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
+	25, // 84: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
+	30, // 85: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
+	32, // 86: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
+	35, // 87: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
+	37, // 88: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
+	39, // 89: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
+	45, // 90: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
+	47, // 91: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
+	49, // 92: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
+	51, // 93: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
+	53, // 94: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
+	58, // 95: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
+	77, // [77:96] is the sub-list for method output_type
+	58, // [58:77] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_admin_proto_init() }
