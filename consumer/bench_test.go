@@ -195,7 +195,7 @@ func BenchmarkHotKey(b *testing.B) {
 
 func BenchmarkToken(b *testing.B) {
 	s := newSealer(7)
-	t := Token{Partition: 12, Group: 3, Offset: 123456, HandOut: 234567, Ordinal: 1}
+	t := Token{Partition: 12, Group: 3, Offset: 123456, HandOut: 234567, Ordinal: 1, Holder: holderOf("m")}
 	b.Run("seal", func(b *testing.B) {
 		for b.Loop() {
 			s.seal(&t)

@@ -88,6 +88,7 @@ type Settlement struct {
 	Action Action
 	Delay  partition.Millis // nack: wait this long instead of the backoff; extend: from now; 0: the policy's
 	Reason string           // nack and reject; at most MaxReason bytes
+	Member string           // who settles: the one that was given the token; empty: whoever has it
 }
 
 // Limits of a settlement.

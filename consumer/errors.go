@@ -3,6 +3,7 @@ package consumer
 import (
 	"fmt"
 
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -19,6 +20,14 @@ type ErrToken struct{ Why string }
 
 func (e *ErrToken) Error() string {
 	return "delivery token: " + e.Why + "; send it exactly as Receive gave it"
+}
+
+// ErrNotHolder refuses a settlement in the name of a member that the delivery
+// was not given to. Nothing was changed.
+type ErrNotHolder struct{ Member string }
+
+func (e *ErrNotHolder) Error() string {
+	return fmt.Sprintf("the delivery was not given to member %s; name the one that received it, or none", plain.Quote(e.Member))
 }
 
 // ErrUnknownGroup says that a partition's log knows no such group.

@@ -7,7 +7,7 @@ import (
 )
 
 func FuzzToken(f *testing.F) {
-	f.Add(Token{Partition: 1, Group: 2, Epoch: 3, Offset: 4, HandOut: 5, Ordinal: 6, Tag: 7}.String())
+	f.Add(Token{Partition: 1, Group: 2, Epoch: 3, Offset: 4, HandOut: 5, Ordinal: 6, Holder: 8, Tag: 7}.String())
 	f.Add("")
 	f.Add("AQEB")
 	f.Add("AX00A000A00000000\r000")

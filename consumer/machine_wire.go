@@ -114,6 +114,16 @@ func (r *reader) fixed64() uint64 {
 	return v
 }
 
+func (r *reader) fixed32() uint32 {
+	if len(r.b) < 4 {
+		r.fail("cut off")
+		return 0
+	}
+	v := binary.LittleEndian.Uint32(r.b)
+	r.b = r.b[4:]
+	return v
+}
+
 // bytes reads a counted string; it aliases what is read.
 func (r *reader) bytes() []byte {
 	n := r.count(1)

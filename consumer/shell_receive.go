@@ -55,14 +55,14 @@ func (s *Shell) Receive(ctx context.Context, req ReceiveRequest) ([]Delivery, st
 			return nil, "", err
 		}
 		if len(held) > 0 && (tag != 0 || len(held) >= req.Max) {
-			ds, err := s.fill(req.Group, held, req.MaxBytes)
+			ds, err := s.fill(req, held)
 			return ds, "", err
 		}
 		if credit = min(req.Max-len(held), room); credit > 0 {
 			break
 		}
 		if len(held) > 0 {
-			ds, err := s.fill(req.Group, held, req.MaxBytes)
+			ds, err := s.fill(req, held)
 			return ds, "", err
 		}
 		if late == nil {
@@ -87,7 +87,7 @@ func (s *Shell) Receive(ctx context.Context, req ReceiveRequest) ([]Delivery, st
 	if err := s.ask(ctx, c, req, tag, number, late); err != nil {
 		return nil, "", err
 	}
-	ds, err := s.fill(req.Group, append(held, c.got...), req.MaxBytes)
+	ds, err := s.fill(req, append(held, c.got...))
 	if err != nil || len(ds) > 0 {
 		return ds, "", err
 	}
@@ -395,10 +395,11 @@ func (c *call) drained() bool {
 }
 
 // fill reads the messages of hand-outs and makes deliveries of them: of one
-// partition in the order of offsets, at least one, and no more than maxBytes.
+// partition in the order of offsets, at least one, and no more than MaxBytes.
 // What does not fit stays with the session.
-func (s *Shell) fill(gid GroupID, hs []handedOut, maxBytes int) ([]Delivery, error) {
+func (s *Shell) fill(req ReceiveRequest, hs []handedOut) ([]Delivery, error) {
 	hs = newest(hs)
+	holder, maxBytes := holderOf(req.Member), req.MaxBytes
 	ds := make([]Delivery, 0, len(hs))
 	var unread error // of a damaged partition: the others go on
 	for len(hs) > 0 {
@@ -432,7 +433,8 @@ func (s *Shell) fill(gid GroupID, hs []handedOut, maxBytes int) ([]Delivery, err
 				Partition: h.part, Message: m, Attempt: h.Attempt,
 				Deadline: h.Deadline, FirstSeen: h.FirstSeen, Fence: h.Number, Replayed: h.Replayed,
 				Token: Token{
-					Partition: h.part, Group: gid, Epoch: h.Epoch, Offset: h.Offset, HandOut: h.Number, Ordinal: h.Ordinal,
+					Partition: h.part, Group: req.Group, Epoch: h.Epoch, Offset: h.Offset, HandOut: h.Number, Ordinal: h.Ordinal,
+					Holder: holder,
 				},
 			}
 			s.seal.seal(&d.Token)

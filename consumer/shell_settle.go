@@ -87,6 +87,8 @@ func (s *Shell) checkSettlement(gid GroupID, x *Settlement) error {
 		return &ErrToken{Why: "of another group"}
 	case !s.seal.made(x.Token):
 		return &ErrToken{Why: "not made by this cluster"}
+	case x.Member != "" && x.Token.Holder != holderOf(x.Member):
+		return &ErrNotHolder{Member: x.Member}
 	}
 	return checkAction(x.Action, x.Delay, x.Reason)
 }

@@ -34,7 +34,7 @@ func (st *Stream) Token(h *Handed, i int) Token {
 	d := &h.Deliveries[i]
 	t := Token{
 		Partition: h.Partition, Group: st.req.Group, Epoch: h.Epoch,
-		Offset: d.Message.Offset, HandOut: d.Fence, Ordinal: d.Ordinal,
+		Offset: d.Message.Offset, HandOut: d.Fence, Ordinal: d.Ordinal, Holder: holderOf(st.req.Member),
 	}
 	st.s.seal.seal(&t)
 	return t

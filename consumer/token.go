@@ -6,6 +6,7 @@ import (
 	"encoding/binary"
 	"strings"
 
+	"github.com/cespare/xxhash/v2"
 	"github.com/dchest/siphash"
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/partition"
@@ -21,14 +22,19 @@ type Token struct {
 	Offset    partition.Offset
 	HandOut   uint64 // number of the hand-out in the group's partition: the fence
 	Ordinal   uint32 // which hand-out of this message it was, from 1
+	Holder    uint32 // whom it was handed out to: see holderOf
 	Tag       uint64 // proves that this cluster made the token
 }
 
-const tokenVersion = 1
+const tokenVersion = 2
+
+// holderOf is how a token names its member: by a hash, so that a settlement that
+// names another one is noticed. Who holds a token may use it without a name.
+func holderOf(member string) uint32 { return uint32(xxhash.Sum64String(member)) }
 
 var tokenText = base64.RawURLEncoding
 
-// String is the token's one printed form: about 30 characters that are safe in
+// String is the token's one printed form: about 35 characters that are safe in
 // URLs and headers.
 func (t Token) String() string {
 	b := t.appendBody(make([]byte, 0, 48))
@@ -43,7 +49,8 @@ func (t Token) appendBody(b []byte) []byte {
 	b = binary.AppendUvarint(b, t.Epoch)
 	b = binary.AppendUvarint(b, uint64(t.Offset))
 	b = binary.AppendUvarint(b, t.HandOut)
-	return binary.AppendUvarint(b, uint64(t.Ordinal))
+	b = binary.AppendUvarint(b, uint64(t.Ordinal))
+	return binary.LittleEndian.AppendUint32(b, t.Holder)
 }
 
 // ParseToken reads a printed token. It refuses what has not the form of one
@@ -70,6 +77,7 @@ func ParseToken(s string) (Token, error) {
 		Offset:    partition.Offset(r.uvarint()),
 		HandOut:   r.uvarint(),
 		Ordinal:   r.uint32(),
+		Holder:    r.fixed32(),
 		Tag:       r.fixed64(),
 	}
 	// One printed form only: two spellings of a number would be two tokens.

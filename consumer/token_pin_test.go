@@ -11,9 +11,9 @@ func TestTokensStay(t *testing.T) {
 		t      Token
 		want   string
 	}{
-		{0, Token{Partition: 1, Group: 1, Ordinal: 1}, "AQEBAAAAAYDAlcQ6X99H"},
-		{42, Token{Partition: 3, Group: 7, Epoch: 2, Offset: 1 << 40, HandOut: 123_456_789, Ordinal: 5}, "AQMHAoCAgICAIJWa7zoFoWCiJL80bnw"},
-		{^uint64(0), Token{Partition: 1 << 20, Group: 1 << 63, Offset: 300, HandOut: 128, Ordinal: 1}, "AYCAQICAgICAgICAgAEArAKAAQG7KELD-mHGYA"},
+		{0, Token{Partition: 1, Group: 1, Ordinal: 1}, "AgEBAAAAAQAAAAB-N0XUrFhaSw"},
+		{42, Token{Partition: 3, Group: 7, Epoch: 2, Offset: 1 << 40, HandOut: 123_456_789, Ordinal: 5, Holder: holderOf("m")}, "AgMHAoCAgICAIJWa7zoF6LKig-6dZVsTM36H"},
+		{^uint64(0), Token{Partition: 1 << 20, Group: 1 << 63, Offset: 300, HandOut: 128, Ordinal: 1}, "AoCAQICAgICAgICAgAEArAKAAQEAAAAAr_a3FlfS944"},
 	} {
 		s := newSealer(c.secret)
 		s.seal(&c.t)

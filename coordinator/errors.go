@@ -99,7 +99,7 @@ func (e *ErrLimit) Error() string {
 	return fmt.Sprintf("there are %d %s already, which is the limit; delete some first", e.Limit, e.What)
 }
 
-// ErrSessionEnded is a session that is not, or no longer, the member's.
+// ErrSessionEnded is a session that is no longer the member's.
 type ErrSessionEnded struct {
 	Member  string
 	Session uint64
@@ -111,7 +111,18 @@ func (e *ErrSessionEnded) Error() string {
 	if e.Now != 0 {
 		return fmt.Sprintf("session %d of member %s has ended, since the member joined again; if that was another process, give each a member name of its own", e.Session, plain.Quote(e.Member))
 	}
-	return fmt.Sprintf("member %s has no session %d: it left, was not heard of in time, or never joined; join again", plain.Quote(e.Member), e.Session)
+	return fmt.Sprintf("session %d of member %s has ended: it left, or was not heard of in time; join again", e.Session, plain.Quote(e.Member))
+}
+
+// ErrNoSession is a number that never was a session of the member.
+type ErrNoSession struct {
+	Member  string
+	Session uint64
+}
+
+// Error says what to do.
+func (e *ErrNoSession) Error() string {
+	return fmt.Sprintf("%d is no session of member %s, and never was; send the one that Join or Receive gave this member", e.Session, plain.Quote(e.Member))
 }
 
 // ErrConflict is a change that others kept overtaking.

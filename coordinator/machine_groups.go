@@ -184,6 +184,7 @@ func (mc *machine) join(c *storagev1.Join) *result {
 	// A member that comes back under its name finds its shares as they were.
 	mb := &Member{Name: c.Member, Session: mc.next.session, Joined: mc.clock}
 	mc.next.session++
+	mc.edit().lastSession = mb.Session
 	r := &result{}
 	if ok {
 		mb.Shares = old.Shares

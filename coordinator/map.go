@@ -65,6 +65,8 @@ type Map struct {
 	groupsByID []*Group
 	partitions int // of all topics
 	sessions   int // of all groups
+
+	lastSession uint64 // the highest number given out; 0: none
 }
 
 // Cluster is what all nodes have in common.
@@ -251,6 +253,28 @@ func (g *Group) Session(member string, session uint64) (*Member, error) {
 		return nil, &ErrSessionEnded{Member: member, Session: session, Now: m.Session}
 	}
 	return m, nil
+}
+
+// SessionOf finds a group's member by its session. A number that nobody has is
+// an *ErrSessionEnded, unless it cannot have been this member's: none was given
+// out that high, another member of the group has it, or it is later than the
+// session that the member has now. Then it is an *ErrNoSession.
+func (m *Map) SessionOf(id GroupID, member string, session uint64) (*Member, error) {
+	g, ok := m.GroupByID(id)
+	if !ok {
+		return nil, &ErrNotFound{Kind: KindGroup, Name: id.String()}
+	}
+	mb, ended := g.Session(member, session)
+	if ended == nil {
+		return mb, nil
+	}
+	now, ok := g.Member(member)
+	never := session == 0 || session > m.lastSession || ok && session > now.Session ||
+		slices.ContainsFunc(g.Members, func(other *Member) bool { return other.Session == session })
+	if never {
+		return nil, &ErrNoSession{Member: member, Session: session}
+	}
+	return nil, ended
 }
 
 // Session is one member's session.

@@ -142,6 +142,7 @@ func restore(rows partition.Rows) (*machine, error) {
 		}
 		mc.m.Cluster = Cluster{ID: c.ClusterId, TokenSecret: c.TokenSecret}
 		mc.m.Revision = c.Revision
+		mc.m.lastSession = max(c.NextSession, 1) - 1
 		mc.clock = partition.Millis(c.ClockMs)
 		mc.next = counters{TopicID(c.NextTopic), partition.PartitionID(c.NextPartition), GroupID(c.NextGroup), c.NextSession}
 	}

@@ -58,13 +58,9 @@ func (c *Coordinator) join(ctx context.Context, topic, group, member string, kee
 
 // Heartbeat keeps a session alive and returns its member as it is now. It costs
 // next to nothing: of many calls only a few reach the log's leader. Errors:
-// *ErrNotFound, *ErrSessionEnded.
+// *ErrNotFound, *ErrSessionEnded, *ErrNoSession.
 func (c *Coordinator) Heartbeat(group GroupID, member string, session uint64) (*Member, error) {
-	g, ok := c.View().GroupByID(group)
-	if !ok {
-		return nil, &ErrNotFound{Kind: KindGroup, Name: group.String()}
-	}
-	m, err := g.Session(member, session)
+	m, err := c.View().SessionOf(group, member, session)
 	if err != nil {
 		return nil, err
 	}
@@ -73,12 +69,10 @@ func (c *Coordinator) Heartbeat(group GroupID, member string, session uint64) (*
 }
 
 // Leave closes a session; its shares go to others. A session that has ended is
-// an *ErrSessionEnded. To have its deliveries released, not charged, tell the
+// an *ErrSessionEnded, one that never was an *ErrNoSession. To have its deliveries released, not charged, tell the
 // partitions first: whoever watches the map takes sessions that ended for lost.
 func (c *Coordinator) Leave(ctx context.Context, group GroupID, member string, session uint64) error {
-	if g, ok := c.View().GroupByID(group); !ok {
-		return &ErrNotFound{Kind: KindGroup, Name: group.String()}
-	} else if _, err := g.Session(member, session); err != nil {
+	if _, err := c.View().SessionOf(group, member, session); err != nil {
 		return err
 	}
 	_, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Leave{Leave: &storagev1.Leave{

@@ -48,7 +48,7 @@ func (m *member) receive(ctx context.Context, id string, n int, wait time.Durati
 			MaxMessages: uint32(min(n, 1000)), WaitMs: wait.Milliseconds(), RequestId: id, BodyFormat: m.format,
 		})
 	})
-	if isReason(err, "SESSION_ENDED") {
+	if isReason(err, "SESSION_ENDED") || isReason(err, "UNKNOWN_SESSION") {
 		return nil, errors.Join(errSessionGone, err)
 	}
 	if err != nil {

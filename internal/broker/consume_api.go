@@ -69,7 +69,8 @@ func (a consumeAPI) Heartbeat(_ context.Context, req *strandmqv1.HeartbeatReques
 	return &strandmqv1.HeartbeatResponse{Assignment: assignment(m)}, nil
 }
 
-// Leave ends a session. Leaving one that is over already is success.
+// Leave ends a session. Leaving one that is over already is success; leaving one
+// that never was is not.
 func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*strandmqv1.LeaveResponse, error) {
 	t, g, err := a.b.group(req.GetTopic(), req.GetGroup())
 	if err != nil {
@@ -82,10 +83,10 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 	if err != nil {
 		return nil, err
 	}
-	if _, ok := g.Member(req.GetMember()); !ok {
+	var over *coordinator.ErrSessionEnded
+	if _, err := a.b.coord.View().SessionOf(g.ID, req.GetMember(), session); errors.As(err, &over) {
 		return &strandmqv1.LeaveResponse{}, nil
-	}
-	if _, err := g.Session(req.GetMember(), session); err != nil {
+	} else if err != nil {
 		return nil, err
 	}
 	// Released before the session ends: what is still held at its end is
@@ -106,11 +107,8 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 		a.b.sessions.note(session, slices.Collect(maps.Keys(told))...)
 		return nil, err
 	}
-	if err := a.b.coord.Leave(ctx, g.ID, req.GetMember(), session); err != nil {
-		var over *coordinator.ErrSessionEnded
-		if !errors.As(err, &over) {
-			return nil, err
-		}
+	if err := a.b.coord.Leave(ctx, g.ID, req.GetMember(), session); err != nil && !errors.As(err, &over) {
+		return nil, err
 	}
 	return &strandmqv1.LeaveResponse{}, nil
 }
@@ -235,6 +233,7 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 			res.Results[i] = &strandmqv1.SettleResult{Problem: b.itemProblem("settlements", i, err)}
 			continue
 		}
+		settlement.Member = req.GetMember()
 		list = append(list, settlement)
 		place = append(place, i)
 	}
@@ -255,17 +254,20 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 	return res, nil
 }
 
-// alive checks the session of a Settle, where one is named, and takes the call
-// as a sign of life.
+// alive checks member and session of a Settle, where they are named, and takes
+// the call as a sign of life.
 func (a consumeAPI) alive(g *coordinator.Group, req *strandmqv1.SettleRequest) error {
-	if req.GetSession() == "" {
-		if m, ok := g.Member(req.GetMember()); ok {
-			_, _ = a.b.coord.Heartbeat(g.ID, m.Name, m.Session) // tokens say enough
-		}
-		return nil
+	if req.GetMember() == "" && req.GetSession() == "" {
+		return nil // tokens say enough
 	}
 	if err := names.Member(req.GetMember()); err != nil {
 		return inField(err, "member")
+	}
+	if req.GetSession() == "" {
+		if m, ok := g.Member(req.GetMember()); ok {
+			_, _ = a.b.coord.Heartbeat(g.ID, m.Name, m.Session) // it may just have ended
+		}
+		return nil
 	}
 	session, err := parseSession(req.GetSession())
 	if err != nil {

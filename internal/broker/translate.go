@@ -199,6 +199,7 @@ func (x explainer) consumerError(err error) *refusal {
 		stale     *consumer.ErrStale
 		token     *consumer.ErrToken
 		group     *consumer.ErrUnknownGroup
+		holder    *consumer.ErrNotHolder
 		held      *consumer.ErrHeldTooLong
 		session   *consumer.ErrSessionEnded
 		settle    *consumer.ErrBadSettlement
@@ -216,6 +217,8 @@ func (x explainer) consumerError(err error) *refusal {
 		return refuse("BAD_TOKEN", "token", "%s", err)
 	case errors.As(err, &group):
 		return refuse("UNKNOWN_GROUP", "group", "%s does not know the group: it was deleted, or is still being created", x.partition(group.Partition))
+	case errors.As(err, &holder):
+		return refuse("NOT_HOLDER", "member", "%s", err)
 	case errors.As(err, &held):
 		return refuse("HELD_TOO_LONG", "", "%s", err)
 	case errors.As(err, &session):
@@ -246,6 +249,7 @@ func coordinatorError(err error) *refusal {
 		confirm  *coordinator.ErrConfirm
 		limit    *coordinator.ErrLimit
 		session  *coordinator.ErrSessionEnded
+		never    *coordinator.ErrNoSession
 		conflict *coordinator.ErrConflict
 		invalid  *coordinator.ErrInvalid
 	)
@@ -269,6 +273,8 @@ func coordinatorError(err error) *refusal {
 		return refuse("LIMIT_REACHED", "", "%s", err)
 	case errors.As(err, &session):
 		return refuse("SESSION_ENDED", "session", "%s", err)
+	case errors.As(err, &never):
+		return refuse("UNKNOWN_SESSION", "session", "%s", err)
 	case errors.As(err, &conflict):
 		return refuse("CONFLICT", "", "%s", err)
 	case errors.As(err, &invalid):

@@ -850,9 +850,12 @@ type SettleRequest struct {
 	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
 	// The group.
 	Group string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
-	// The member.
+	// The member that received the deliveries. Empty: not checked, the tokens
+	// say enough. Otherwise a delivery that was given to another member is
+	// refused.
 	Member string `protobuf:"bytes,3,opt,name=member,proto3" json:"member,omitempty"`
-	// The session. Empty: not checked; the tokens say enough.
+	// The member's session. Empty: not checked. Otherwise one that ended, or
+	// never was this member's, refuses the whole call.
 	Session string `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
 	// The settlements, at most 1,000.
 	Settlements   []*Settlement `protobuf:"bytes,5,rep,name=settlements,proto3" json:"settlements,omitempty"`

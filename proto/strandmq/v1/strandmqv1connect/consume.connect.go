@@ -56,13 +56,16 @@ type ConsumeServiceClient interface {
 	// Settle does so too.
 	Heartbeat(context.Context, *v1.HeartbeatRequest) (*v1.HeartbeatResponse, error)
 	// Leave ends a session: what was handed out and not settled is released
-	// (not charged) and the member's partitions go to others.
+	// (not charged) and the member's partitions go to others. Leaving a session
+	// that is over already is success; leaving one that never was the member's
+	// is refused.
 	Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error)
 	// Receive waits for deliveries. Asking again gives the session's outstanding
 	// deliveries again: same attempt, same token.
 	Receive(context.Context, *v1.ReceiveRequest) (*v1.ReceiveResponse, error)
 	// Settle acks, nacks, rejects, extends or releases deliveries, each with a
-	// result of its own.
+	// result of its own. A delivery token is a bearer token: who holds it may
+	// settle that delivery, by itself or for the member that received it.
 	Settle(context.Context, *v1.SettleRequest) (*v1.SettleResponse, error)
 }
 
@@ -174,13 +177,16 @@ type ConsumeServiceHandler interface {
 	// Settle does so too.
 	Heartbeat(context.Context, *v1.HeartbeatRequest) (*v1.HeartbeatResponse, error)
 	// Leave ends a session: what was handed out and not settled is released
-	// (not charged) and the member's partitions go to others.
+	// (not charged) and the member's partitions go to others. Leaving a session
+	// that is over already is success; leaving one that never was the member's
+	// is refused.
 	Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error)
 	// Receive waits for deliveries. Asking again gives the session's outstanding
 	// deliveries again: same attempt, same token.
 	Receive(context.Context, *v1.ReceiveRequest) (*v1.ReceiveResponse, error)
 	// Settle acks, nacks, rejects, extends or releases deliveries, each with a
-	// result of its own.
+	// result of its own. A delivery token is a bearer token: who holds it may
+	// settle that delivery, by itself or for the member that received it.
 	Settle(context.Context, *v1.SettleRequest) (*v1.SettleResponse, error)
 }
 
