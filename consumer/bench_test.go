@@ -18,6 +18,8 @@ func (l *keyLog) Position() partition.Position {
 	return partition.Position{Index: l.at, End: partition.Offset(len(l.hashes))}
 }
 
+func (l *keyLog) Foreseen() partition.Offset { return l.Position().End }
+
 func (l *keyLog) Keys(from partition.Offset, maxBytes int, fn func(partition.Offset, uint64, int) bool) error {
 	for o := from; o < partition.Offset(len(l.hashes)) && maxBytes > 0; o++ {
 		if !fn(o, l.hashes[o], 100) {

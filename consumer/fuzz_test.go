@@ -33,7 +33,8 @@ func seeds() [][]byte {
 		encodeReset(5, 1, 2),
 		encodeSessions(cmdSessions, 5, 1, "A", 2),
 		encodeSessions(cmdLeave, 5, 1, "A", 2),
-		w.encode(5, 1, 0, 1),
+		w.encode(5, 1, 0, 1, 0, 0),
+		w.encode(5, 1, 0, 1, 0, 9),
 		encodeSettle(5, 1, []Settlement{
 			{Token: Token{Offset: 1, HandOut: 1, Ordinal: 1}, Action: Ack},
 			{Token: Token{Offset: 0, HandOut: 2, Ordinal: 3, Epoch: 1}, Action: Nack, Delay: 7, Reason: "why"},
@@ -85,7 +86,7 @@ func furnished(t *testing.T) (*App, partition.Position) {
 	for i := range 10 {
 		w.pass(uint64(i%4), 10, 0)
 	}
-	apply(w.encode(2, 1, 0, 1))
+	apply(w.encode(2, 1, 0, 1, 0, 0))
 	apply(encodeSettle(3, 1, []Settlement{
 		{Token: Token{Offset: 0, HandOut: 1, Ordinal: 1}, Action: Reject},
 		{Token: Token{Offset: 1, HandOut: 2, Ordinal: 1}, Action: Nack},

@@ -69,7 +69,9 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 			g.endMember(name, below, h.kind == cmdSessions)
 		}
 	case cmdPlan:
-		a.plan(at, g, &r)
+		a.plan(at, g, &r, foresight{at.End, at.End})
+	case cmdForesee:
+		a.plan(at, g, &r, r.foresight())
 	case cmdSettle:
 		res = g.settleAll(&r)
 	case cmdLapse:

@@ -26,6 +26,7 @@ const (
 	cmdReplay   command = 11
 	cmdDiscard  command = 12
 	cmdLeap     command = 13 // of the group's clock
+	cmdForesee  command = 14 // a plan that names messages before they were applied
 )
 
 // In the first byte of a settlement.
@@ -382,12 +383,30 @@ func (w *planWriter) pass(hash uint64, size uint32, m int32) {
 	}
 }
 
-func (w *planWriter) encode(now partition.Millis, g GroupID, epoch, id uint64) []byte {
-	n := 64 + len(w.again) + len(w.scan)
+// foresight is what a plan counts on: from an offset on, it names messages right
+// only if the log ends there when it is applied.
+type foresight struct{ from, end partition.Offset }
+
+func (r *reader) foresight() foresight {
+	from, n := r.uvarint(), r.uvarint()
+	return foresight{partition.Offset(from), partition.Offset(from + n)}
+}
+
+// encode makes the command. Of the messages that it names, those from end on are
+// foreseen, where the log is to go on to foreseen.
+func (w *planWriter) encode(now partition.Millis, g GroupID, epoch, id uint64, end, foreseen partition.Offset) []byte {
+	n := 84 + len(w.again) + len(w.scan)
 	for i := range w.table {
 		n += len(w.table[i].name) + 20
 	}
-	b := begin(make([]byte, 0, n), cmdPlan, now, g)
+	b := make([]byte, 0, n)
+	if foreseen > end && w.base+partition.Offset(w.nScan) > end {
+		b = begin(b, cmdForesee, now, g)
+		b = binary.AppendUvarint(b, uint64(end))
+		b = binary.AppendUvarint(b, uint64(foreseen-end))
+	} else {
+		b = begin(b, cmdPlan, now, g)
+	}
 	b = binary.AppendUvarint(b, epoch)
 	b = binary.AppendUvarint(b, id)
 	b = binary.AppendUvarint(b, uint64(len(w.table)))

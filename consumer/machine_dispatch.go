@@ -111,7 +111,7 @@ func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) 
 	if h.g.policy.AtMostOnce {
 		h.reserved.clear()
 	}
-	return append(cmds, w.encode(now, h.g.id, h.g.epoch, p.id)), full
+	return append(cmds, w.encode(now, h.g.id, h.g.epoch, p.id, log.Position().End, log.Foreseen())), full
 }
 
 // maxStint is how many neighbours one waiter gets before the next one's turn.
@@ -120,7 +120,7 @@ const maxStint = 64
 // stintOf divides what there is to hand out among those who wait, by share.
 func (h *hand) stintOf(log partition.Log) int {
 	some := 0
-	if end := log.Position().End; end > h.next {
+	if end := log.Foreseen(); end > h.next {
 		some = int(min(end-h.next, 1<<20))
 	}
 	queue := 1
@@ -138,7 +138,7 @@ func (h *hand) work(log partition.Log) bool {
 			return true
 		}
 	}
-	return !h.behind && h.next < log.Position().End
+	return !h.behind && h.next < log.Foreseen()
 }
 
 // wanted finds which lanes have somebody with room.
@@ -269,7 +269,8 @@ func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
 		h.next = at.Start // retention was faster
 		h.writer.base = h.next
 	}
-	if h.behind || h.next >= at.End || h.next < at.Start || *budget <= 0 {
+	end := log.Foreseen()
+	if h.behind || h.next >= end || h.next < at.Start || *budget <= 0 {
 		return false
 	}
 	amo, one := h.g.policy.AtMostOnce, h.g.policy.Mode == ByPartition
@@ -355,5 +356,5 @@ func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
 	})
 	// What stopped short of the end for its size goes on in the next turn; what
 	// stopped for want of room waits for an event.
-	return err == nil && !stopped && h.next < at.End
+	return err == nil && !stopped && h.next < end
 }

@@ -27,7 +27,12 @@ func (g *group) handOutOf(i int32) handOut {
 // plan decides a proposed plan: every hand-out in it is checked against the
 // state as it is now, and what no longer holds is void. A void redelivery
 // changes nothing; a scanned message that is not handed out waits.
-func (a *App) plan(at partition.Position, g *group, r *reader) {
+//
+// What the leader foresaw is right if the log ends where it thought it would: the
+// plan stands right behind the messages that it counted on, and a duplicate among
+// them has no offset, so the log ends earlier. Then no offset from there on can be
+// trusted to be the message that the plan took it for.
+func (a *App) plan(at partition.Position, g *group, r *reader, see foresight) {
 	g.forgetMembers()
 	epoch, id := r.uvarint(), r.uvarint()
 	note := voids{g: g, at: at.Index}
@@ -89,6 +94,10 @@ func (a *App) plan(at partition.Position, g *group, r *reader) {
 	default:
 		stop = true // an earlier plan was void in part
 	}
+	right := at.End
+	if see.end != at.End {
+		right = min(right, see.from)
+	}
 	for range r.count(10) {
 		hash, size, w := r.fixed64(), r.uint32(), r.uvarint()
 		if r.bad != "" || w > uint64(n) {
@@ -99,7 +108,7 @@ func (a *App) plan(at partition.Position, g *group, r *reader) {
 			g.hand.unreserve(hash)
 		}
 		before := g.handOuts
-		if !stop && o == g.scanned && o < at.End {
+		if !stop && o == g.scanned && o < right {
 			stop = !g.scan(o, hash, size, w, who, sessions, requests, open)
 		}
 		switch {

@@ -113,7 +113,10 @@ func (t *tracer) command(at partition.Index, cmd []byte) error {
 				t.released(at, h, g, "the member left")
 			}
 		}
-	case cmdPlan:
+	case cmdPlan, cmdForesee:
+		if h.kind == cmdForesee {
+			r.foresight()
+		}
 		t.plan(at, h, g, &r)
 	case cmdSettle:
 		s := r.settlements()

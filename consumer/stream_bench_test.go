@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -120,4 +121,66 @@ func (n *node) consume(count, members, window int) {
 	for range members {
 		<-done
 	}
+}
+
+// BenchmarkWaitingMember publishes one message at a time to a member that waits,
+// and acks it. It tells the medians, and what the end to end takes of them: near
+// 1 if the hand-out is in the commit of the publish, 2 if it has one of its own.
+func BenchmarkWaitingMember(b *testing.B) {
+	n := benchNode(b, 1)
+	st, err := n.shell.Open(StreamRequest{Group: 1, Member: "m", Session: 1})
+	if err != nil {
+		b.Fatal(err)
+	}
+	st.SetShares(n.shares())
+	st.AddCredit(1 << 20)
+	type arrival struct {
+		h  Handed
+		at time.Time
+	}
+	came := make(chan arrival, 1)
+	ctx, cancel := context.WithCancel(context.Background())
+	over := make(chan struct{})
+	go func() {
+		defer close(over)
+		for {
+			hs, err := st.Next(ctx)
+			if err != nil {
+				return
+			}
+			came <- arrival{hs[0], time.Now()}
+		}
+	}()
+	key := []byte("k")
+	recs := []record.Record{{HasKey: true, Key: key, KeyHash: keyspace.Hash(7, key), Body: make([]byte, 100)}}
+	var publish, endToEnd, settle []time.Duration
+	settled := make(chan struct{}, 1)
+	b.ResetTimer()
+	for range b.N {
+		batch := record.Append(nil, record.Meta{}, recs)
+		begun := time.Now()
+		if _, err := n.host.Publish(context.Background(), 1, batch); err != nil {
+			b.Fatal(err)
+		}
+		publish = append(publish, time.Since(begun))
+		a := <-came
+		endToEnd = append(endToEnd, a.at.Sub(begun))
+		begun = time.Now()
+		st.Settle(ctx, []SettleRun{{First: a.h.First, Action: Ack}}, func([]SettleRunResult) { settled <- struct{}{} })
+		<-settled
+		settle = append(settle, time.Since(begun))
+	}
+	b.StopTimer()
+	cancel()
+	<-over
+	median := func(ds []time.Duration) float64 {
+		slices.Sort(ds)
+		return float64(ds[len(ds)/2].Nanoseconds()) / 1e3
+	}
+	p, e, s := median(publish), median(endToEnd), median(settle)
+	b.ReportMetric(p, "publish-p50-us")
+	b.ReportMetric(e, "end-to-end-p50-us")
+	b.ReportMetric(s, "settle-p50-us")
+	b.ReportMetric(e/p, "end-to-end/publish")
+	b.ReportMetric(s/p, "settle/publish")
 }

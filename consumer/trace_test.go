@@ -61,7 +61,7 @@ func TestTraceVoidPlan(t *testing.T) {
 		plan.pass(m.Record.KeyHash, 1, 0)
 	}
 	p.apply(encodePause(w.now, 1, true))
-	p.apply(plan.encode(w.now, 1, 0, 1<<40))
+	p.apply(plan.encode(w.now, 1, 0, 1<<40, 0, 0))
 	if got := whats(t, s, 1); got != "" {
 		t.Fatalf("traced of a void plan: %q", got)
 	}

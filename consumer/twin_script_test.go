@@ -40,7 +40,7 @@ func parseTwinScript(s string) (ops []twinOp) {
 
 // steps of the whole partition; the others are of one group.
 var twinShared = map[string]bool{
-	"publish": true, "advance": true, "wait": true, "back": true, "drive": true, "apply": true, "drain": true,
+	"publish": true, "propose": true, "advance": true, "wait": true, "back": true, "drive": true, "apply": true, "drain": true,
 	"keys": true, "checkpoint": true, "restart": true, "lead": true,
 }
 
@@ -49,7 +49,8 @@ var twinWeights = []struct {
 	do string
 	n  int
 }{
-	{"publish", 12},
+	{"publish", 8},
+	{"propose", 8},
 	{"receive", 14},
 	{"again", 4},
 	{"cancel", 2},
@@ -246,9 +247,18 @@ func (w *twinWorld) do(op twinOp) {
 	switch op.do {
 	case "keys":
 		w.keys, w.deadly = max(1, op.a), op.b == 1
-	case "publish":
+	case "publish", "propose":
+		// What is proposed is applied later. Then some of it turns out to have
+		// been there before, whatever a plan had foreseen.
+		e := twinEntry{}
 		for i := range 1 + op.a%4 {
-			w.publish((op.b+i*op.c)%w.keys, op.c%50)
+			m := twinPub{key: (op.b + i*op.c) % w.keys, size: op.c % 50}
+			m.twice = op.do == "propose" && (op.b/8+i)%5 == 4
+			e.msgs = append(e.msgs, m)
+		}
+		w.pending = append(w.pending, e)
+		if op.do == "publish" && len(w.pending) == 1 {
+			w.applyNext()
 		}
 	case "receive":
 		w.receive(g, op)
@@ -801,7 +811,7 @@ func (w *twinWorld) rogue(g *twinGroup, op twinOp) {
 		}
 		p.pass(m.key, uint32(m.size), int32((int(m.off)+op.a)%(len(p.table)+1))-1)
 	}
-	w.apply(twinEntry{cmd: p.encode(w.now, g.id, epoch, 1<<40), now: w.now, from: "drive"})
+	w.apply(twinEntry{cmd: p.encode(w.now, g.id, epoch, 1<<40, 0, 0), now: w.now, from: "drive"})
 }
 
 // loseReply settles with a reply that is lost, and asks again: after that the

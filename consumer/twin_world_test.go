@@ -63,9 +63,16 @@ type twinWorld struct {
 
 type twinEntry struct {
 	at   partition.Position
+	msgs []twinPub // published, in place of a command
 	cmd  []byte
 	now  partition.Millis
 	from string
+}
+
+// twinPub is a message that is being published.
+type twinPub struct {
+	key, size int
+	twice     bool // it turns out to be a duplicate, which has no offset
 }
 
 // twinFate is what becomes of the next proposal of the shell.
@@ -181,6 +188,15 @@ func (w *twinWorld) position() partition.Position {
 
 func (w *twinWorld) Position() partition.Position { return w.position() }
 
+// Foreseen counts what is proposed as if none of it were a duplicate.
+func (w *twinWorld) Foreseen() partition.Offset {
+	n := len(w.msgs)
+	for _, e := range w.pending {
+		n += len(e.msgs)
+	}
+	return partition.Offset(n)
+}
+
 func (w *twinWorld) Keys(from partition.Offset, maxBytes int, fn func(o partition.Offset, keyHash uint64, size int) bool) error {
 	if from < w.start {
 		return &partition.ErrExpired{Start: w.start}
@@ -193,6 +209,18 @@ func (w *twinWorld) Keys(from partition.Offset, maxBytes int, fn func(o partitio
 		}
 		if read += size; read >= maxBytes {
 			return nil
+		}
+	}
+	o := partition.Offset(len(w.msgs))
+	for _, e := range w.pending {
+		for _, m := range e.msgs {
+			hash, name := twinKey(m.key)
+			if o >= from {
+				if read += len(name) + m.size; !fn(o, hash, len(name)+m.size) || read >= maxBytes {
+					return nil
+				}
+			}
+			o++
 		}
 	}
 	return nil
@@ -360,7 +388,14 @@ func (w *twinWorld) foresee(cmd []byte) {
 func (w *twinWorld) applyNext() {
 	e := w.pending[0]
 	w.pending = w.pending[1:]
-	w.apply(e)
+	for _, m := range e.msgs {
+		if !m.twice {
+			w.publish(m.key, m.size)
+		}
+	}
+	if e.cmd != nil {
+		w.apply(e)
+	}
 }
 
 // settleDown lets every waiting call take what it was given.

@@ -118,6 +118,8 @@ func (p *memPart) Position() partition.Position {
 	return partition.Position{Index: p.at, Start: p.start, End: partition.Offset(len(p.msgs))}
 }
 
+func (p *memPart) Foreseen() partition.Offset { return p.Position().End }
+
 func (p *memPart) Keys(from partition.Offset, maxBytes int, fn func(partition.Offset, uint64, int) bool) error {
 	for o := from; o < partition.Offset(len(p.msgs)); o++ {
 		if !fn(o, p.msgs[o].Record.KeyHash, p.sizes[o]) {

@@ -23,8 +23,8 @@ type App interface {
 	Lead(leading bool)
 	// Event takes what Host.Post was given, in order.
 	Event(ev any)
-	// Drive is the leader's turn: after commands were applied, messages stored,
-	// events taken, or the time it asked for has come. It returns commands to
+	// Drive is the leader's turn: after commands were applied, messages proposed
+	// or stored, events taken, or the time it asked for has come. It returns commands to
 	// propose, in order, and when it wants its next turn at the latest (0: not
 	// before something happens).
 	Drive(now Millis, log Log) (cmds [][]byte, wake Millis)
@@ -35,12 +35,19 @@ type App interface {
 // It must not block.
 type Unheard interface{ Unheard(err error) }
 
-// Log is the partition's messages as an App reads them, up to what is applied.
+// Log is the partition's messages as an App reads them in its turn: what is
+// applied, and behind it what this leader has proposed. Of the latter it knows
+// all but which of them turn out to be duplicates, which have no offset.
 type Log interface {
-	// Position is the present one.
+	// Position is what is applied.
 	Position() Position
+	// Foreseen is the end of the log when all that is proposed so far is applied,
+	// if nothing of it is a duplicate. What Drive returns now stands in the log
+	// behind exactly those messages and no others. So a command finds a
+	// Position.End of Foreseen if all went as foreseen, and a lower one if not.
+	Foreseen() Offset
 	// Keys calls fn with each message from offset from on, in order, until fn
-	// returns false, the end is reached or about maxBytes of log were read. The
+	// returns false, Foreseen is reached or about maxBytes of log were read. The
 	// hash is the message's key hash; size its key, headers and body in bytes.
 	Keys(from Offset, maxBytes int, fn func(o Offset, keyHash uint64, size int) bool) error
 }

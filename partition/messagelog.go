@@ -109,24 +109,22 @@ func (l *messageLog) save(wb *logstore.Batch) error {
 	return wb.SetMeta(uint64(l.id), metaApplied, l.value)
 }
 
-// Position is the place up to which everything is applied. With Keys it makes
-// the log what an App reads.
+// Position is the place up to which everything is applied.
 func (l *messageLog) Position() Position { return l.state.position() }
 
-// Keys implements Log.
-func (l *messageLog) Keys(from Offset, maxBytes int, fn func(o Offset, keyHash uint64, size int) bool) error {
+// keys is what Log.Keys says, of what is applied. It takes what it read off left.
+func (l *messageLog) keys(from Offset, left *int, fn func(o Offset, keyHash uint64, size int) bool) error {
 	if from < l.state.start {
 		return &ErrExpired{Partition: l.id, Start: l.state.start}
 	}
-	seen := 0
 	err := l.read.visit(from, l.state.end, func(b stored) bool {
 		more := true
 		b.each(from, func(o Offset, r record.Raw) bool {
 			more = fn(o, r.KeyHash(), r.Size())
-			seen += r.Size()
+			*left -= r.Size()
 			return more
 		})
-		return more && seen < maxBytes
+		return more && *left > 0
 	})
 	if err != nil {
 		l.broken = err

@@ -10,6 +10,7 @@ type proposal struct {
 	batch record.Batch // of data, for Batches
 	size  int64        // held in the queues until answered; 0: the App's own
 	term  uint64       // in which it was given to raft
+	own   bool         // what the App returned from a turn
 
 	// One of them is called, once. Both nil: nobody waits.
 	stored func([]Stored, error)
@@ -27,15 +28,23 @@ type answer struct {
 
 // fifo is a queue of proposals.
 type fifo struct {
-	q    []*proposal
-	head int
+	q       []*proposal
+	head    int
+	records int // in its batches
+	own     int // of the App
 }
 
 func (f *fifo) len() int           { return len(f.q) - f.head }
 func (f *fifo) at(i int) *proposal { return f.q[f.head+i] }
-func (f *fifo) push(p *proposal)   { f.q = append(f.q, p) }
+
+func (f *fifo) push(p *proposal) {
+	f.q = append(f.q, p)
+	f.count(p, 1)
+}
+
 func (f *fifo) pop() *proposal {
 	p := f.q[f.head]
+	f.count(p, -1)
 	f.q[f.head] = nil
 	f.head++
 	if f.head == len(f.q) {
@@ -46,4 +55,13 @@ func (f *fifo) pop() *proposal {
 		f.q, f.head = f.q[:n], 0
 	}
 	return p
+}
+
+func (f *fifo) count(p *proposal, by int) {
+	if p.kind == Batches {
+		f.records += by * p.batch.Len()
+	}
+	if p.own {
+		f.own += by
+	}
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
@@ -95,14 +96,15 @@ func (l *raftLog) Entries(lo, hi, maxSize uint64) ([]*raftpb.Entry, error) {
 	}
 	if n := len(l.recent); n > 0 && lo >= l.recent[0].GetIndex() {
 		at := lo - l.recent[0].GetIndex()
-		out := l.recent[at : at+(hi-lo) : at+(hi-lo)]
+		out := l.recent[at : at+(hi-lo)]
 		size := uint64(0)
 		for i, e := range out {
 			if size += uint64(len(e.GetData())) + entryOverhead; size > maxSize && i > 0 {
-				return out[:i:i], nil
+				out = out[:i]
+				break
 			}
 		}
-		return append([]*raftpb.Entry(nil), out...), nil
+		return slices.Clone(out), nil // recent moves when entries are applied, and raft keeps these
 	}
 	if n := len(l.recent); n > 0 && hi > l.recent[0].GetIndex() {
 		hi = l.recent[0].GetIndex() // raft asks again for the rest

@@ -46,6 +46,7 @@ type replica struct {
 	leading bool // and everything of earlier terms is applied: App.Lead was told
 	single  bool // this node is the only voter: there is nobody to hear from
 
+	full     bool // raft took no more when last asked
 	driveDue bool
 	wake     Millis // when the App wants a turn; 0: not before something happens
 	timer    Millis // when the core will look at wake; 0: not
@@ -73,7 +74,12 @@ func (r *replica) turn(now Millis) error {
 	}
 	if r.leading && (r.driveDue || (r.wake != 0 && r.wake <= now)) && !r.c.stopping {
 		r.driveDue = false
-		cmds, wake := r.app.Drive(now, r.log)
+		if r.unsaved {
+			// What the App tells of leads readers to what was applied in this
+			// turn. They may see it now: it is on the shelf until the commit.
+			r.publish()
+		}
+		cmds, wake := r.app.Drive(now, foresight{r})
 		r.wake = wake
 		if r.log.broken != nil {
 			return r.log.broken // the App would look again and again, and say nothing
@@ -82,7 +88,7 @@ func (r *replica) turn(now Millis) error {
 			if len(cmd) > maxCommandBytes {
 				return fmt.Errorf("the app proposes a command of %d bytes; at most %d are taken", len(cmd), maxCommandBytes)
 			}
-			r.commands.push(&proposal{kind: Command, data: cmd})
+			r.commands.push(&proposal{kind: Command, data: cmd, own: true})
 		}
 		if len(cmds) > 0 {
 			r.propose()
@@ -180,12 +186,61 @@ func (r *replica) propose() {
 		r.refuse(&ErrNotLeader{Partition: r.id, Leader: NodeID(r.leader)})
 		return
 	}
+	// What the App returned goes before any further message: it counts on that.
+	for r.commands.own > 0 {
+		if !r.proposeKind(Command, &r.commands) {
+			return
+		}
+	}
 	r.proposeKind(Batches, &r.batches)
 	r.proposeKind(Command, &r.commands)
 	r.proposeKind(Trim, &r.trims)
 }
 
-func (r *replica) proposeKind(kind EntryKind, q *fifo) {
+// foresight is the Log that the App sees in its turn.
+type foresight struct{ r *replica }
+
+// Position implements Log.
+func (f foresight) Position() Position { return f.r.log.Position() }
+
+// Foreseen implements Log.
+func (f foresight) Foreseen() Offset { return f.r.log.state.end + Offset(f.r.waiting.records) }
+
+// Keys implements Log.
+func (f foresight) Keys(from Offset, maxBytes int, fn func(o Offset, keyHash uint64, size int) bool) error {
+	more, end := true, f.r.log.state.end
+	if from < end {
+		err := f.r.log.keys(from, &maxBytes, func(o Offset, keyHash uint64, size int) bool {
+			more = fn(o, keyHash, size)
+			return more
+		})
+		if err != nil || !more || maxBytes <= 0 {
+			return err
+		}
+	}
+	for i := 0; i < f.r.waiting.len() && more && maxBytes > 0; i++ {
+		p := f.r.waiting.at(i)
+		if p.kind != Batches {
+			continue
+		}
+		if next := end + Offset(p.batch.Len()); next <= from {
+			end = next
+			continue
+		}
+		c := p.batch.Cursor()
+		for x, ok := c.Next(); ok && more; x, ok = c.Next() {
+			if end >= from {
+				more = fn(end, x.KeyHash(), x.Size())
+				maxBytes -= x.Size()
+			}
+			end++
+		}
+	}
+	return nil
+}
+
+// proposeKind gives raft one entry of a kind. It is false if raft takes none.
+func (r *replica) proposeKind(kind EntryKind, q *fifo) bool {
 	n, size := 0, entryHeaderLen
 	for ; n < q.len(); n++ {
 		p := q.at(n)
@@ -195,7 +250,7 @@ func (r *replica) proposeKind(kind EntryKind, q *fifo) {
 		size += itemHeaderLen + len(p.data)
 	}
 	if n == 0 {
-		return
+		return true
 	}
 	data := beginEntry(make([]byte, 0, size), kind)
 	for i := range n {
@@ -207,18 +262,24 @@ func (r *replica) proposeKind(kind EntryKind, q *fifo) {
 		// One name, several causes: only with a transfer under way does it
 		// mean that this node will not lead. Otherwise the log's tail that
 		// waits for the disk is at its bound: the queue keeps what it has, and
-		// the next durable batch brings the next turn.
+		// has another turn when something of the tail was applied.
 		if r.rn.BasicStatus().LeadTransferee != raft.None {
 			r.refuse(&ErrNotLeader{Partition: r.id})
+		} else {
+			r.full = true
 		}
-		return
+		return false
 	}
 	for range n {
 		r.waiting.push(q.pop())
 	}
+	if kind == Batches {
+		r.driveDue = true // the App may foresee what comes of it
+	}
 	if q.len() > 0 {
 		r.c.touch(r) // the rest has its turn in the next batch
 	}
+	return true
 }
 
 // refuse answers everything that was not given to raft yet.
@@ -335,6 +396,10 @@ func (r *replica) apply(m *raftpb.Message) error {
 		if err := r.rn.Step(resp); err != nil {
 			return err
 		}
+	}
+	if r.full {
+		r.full = false
+		r.c.touch(r)
 	}
 	return nil
 }
