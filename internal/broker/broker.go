@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -41,6 +42,7 @@ type Broker struct {
 	sessions  *sessions
 	disk      *disk
 
+	flight   *flight // bytes of requests
 	listener net.Listener
 	server   *http.Server
 	started  atomic.Bool
@@ -73,7 +75,7 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 	cfg = cfg.withDefaults()
 	b := &Broker{
 		cfg: cfg, log: cfg.Logger, startedAt: time.Now(), metrics: newMetrics(cfg.Version),
-		failed: make(chan error, 1),
+		failed: make(chan error, 1), flight: &flight{max: cfg.RequestBytes},
 		topics: topics{of: map[*coordinator.Topic]*topic{}},
 	}
 	b.serving, b.stopServing = context.WithCancel(context.WithoutCancel(ctx))
@@ -86,7 +88,11 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 		b.stopCalls()
 		return nil, listenError(cfg.Listen, err)
 	}
-	b.listener = netutil.LimitListener(l, cfg.Connections) // what is beyond waits in the kernel
+	each := limitPerAddress(l, cfg.ConnectionsPerAddress, func(from netip.Addr) {
+		b.metrics.crowded.WithLabelValues().Inc()
+		b.log.Debug("a connection was refused: its address has as many as one may have", "from", from, "limit", cfg.ConnectionsPerAddress)
+	})
+	b.listener = netutil.LimitListener(each, cfg.Connections) // what is beyond waits in the kernel
 	b.server = b.newServer()
 	b.running.Go(func() {
 		if err := b.server.Serve(b.listener); !errors.Is(err, http.ErrServerClosed) {

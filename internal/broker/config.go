@@ -51,6 +51,10 @@ type Config struct {
 	RequestBytes int64
 	// Connections bounds the open connections. Default 4,096.
 	Connections int
+	// ConnectionsPerAddress bounds those of one remote address, of IPv6 of one
+	// network of 64 bits; more are closed as they come. Loopback addresses are
+	// not bounded by it, Connections alone bounds theirs. Default 256.
+	ConnectionsPerAddress int
 
 	// DiskReserve is the room that publishers may not use up: below it they are
 	// refused, while consuming goes on. Default 256 MiB; -1 for none, and then a
@@ -93,6 +97,9 @@ func (c Config) withDefaults() Config {
 	if c.Connections == 0 {
 		c.Connections = 4096
 	}
+	if c.ConnectionsPerAddress == 0 {
+		c.ConnectionsPerAddress = 256
+	}
 	return c
 }
 
@@ -121,6 +128,7 @@ func (c Config) Validate() error {
 	bad(c.RequestBytes < 16<<20, "request bytes: %d is less than 16 MiB", c.RequestBytes)
 	bad(c.DiskReserve < -1, "disk reserve: %d is negative", c.DiskReserve)
 	bad(c.Connections < 1, "connections: at least 1")
+	bad(c.ConnectionsPerAddress < 1, "connections per address: at least 1")
 	for _, h := range c.AllowedHosts {
 		name := hostName(h)
 		wrong := name == "" || strings.ContainsFunc(name, func(r rune) bool {

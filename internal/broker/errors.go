@@ -78,6 +78,7 @@ var table = []row{
 	{"HOST_NOT_ALLOWED", "permission_denied", "The Host header is not one that this broker answers to.", "Use localhost or 127.0.0.1, or start with --allowed-host."},
 	{"CROSS_ORIGIN", "permission_denied", "The request comes from a web page of another origin.", "Call from the same origin, or from a program."},
 	{"BAD_CONTENT_TYPE", "invalid_argument", "The content type or encoding is not one that an API call can have.", "Send content-type: application/json (or proto, gRPC, gRPC-Web), in UTF-8, plain or with gzip."},
+	{"BAD_COMPRESSION", "invalid_argument", "A compressed request inflates to more than 100 times its size, and to more than 256 KiB.", "Send it less compressed, or as it is."},
 	{"BAD_METHOD", "unimplemented", "The call must be a POST.", "Use POST."},
 
 	// The world's: trying again after retry_after_ms may help.

@@ -35,6 +35,7 @@ type edge struct {
 	metrics *metrics
 	ready   func() *refusal // nil once the node takes calls
 	explain func(error) *refusal
+	flight  *flight
 }
 
 var _ connect.Interceptor = (*edge)(nil)
@@ -60,6 +61,11 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		if r := e.ready(); r != nil {
 			return nil, e.fail(req, r)
 		}
+		release, ok := e.holdInflated(req)
+		if !ok {
+			return nil, e.fail(req, busyReading())
+		}
+		defer release()
 		res, err = next(ctx, req)
 		if err != nil {
 			return nil, e.fail(req, err)
@@ -137,7 +143,8 @@ func handlerOptions(e *edge, dataPlane bool) []connect.HandlerOption {
 		connect.WithCodec(jsonCodec{name: "json; charset=utf-8"}),
 		connect.WithCompressMinBytes(minBytes),
 		connect.WithConditionalHandlerOptions(func(spec connect.Spec) []connect.HandlerOption {
-			return []connect.HandlerOption{connect.WithReadMaxBytes(int(maxBody(spec.Procedure)))}
+			limit := maxBody(spec.Procedure)
+			return []connect.HandlerOption{connect.WithReadMaxBytes(int(limit)), inflating(e, limit)}
 		}),
 	}
 }

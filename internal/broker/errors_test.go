@@ -54,7 +54,7 @@ With curl the Problem stands, readable, under ` + "`details[0].debug`" + `:
 ` + "```" + `
 
 Some errors come from the protocol before a reason can be attached: ` + "`deadline_exceeded`" + ` for a timeout that
-passed before the request arrived, ` + "`resource_exhausted`" + ` for a compressed or gRPC message that is larger
+passed before the request arrived, ` + "`resource_exhausted`" + ` for an uncompressed gRPC message that is larger
 than the server reads, and in gRPC and gRPC-Web what their own headers say wrongly, such as an encoding that
 is not known here.
 

@@ -41,10 +41,25 @@ type guard struct {
 	hosts   map[string]bool // lower case, without port
 	origins *http.CrossOriginProtection
 
-	bodyTime  time.Duration // for a body to arrive, and for an answer to be taken
-	inFlight  atomic.Int64  // bytes of request bodies held now
-	maxFlight int64
-	rejected  func(reason string)
+	bodyTime time.Duration // for a body to arrive, and for an answer to be taken
+	flight   *flight
+	rejected func(reason string)
+}
+
+// flight bounds the bytes of requests that are held at once.
+type flight struct {
+	held atomic.Int64
+	max  int64
+}
+
+// take counts bytes in; false when they are too many. They are counted in any
+// case, until they are given back.
+func (f *flight) take(n int64) bool { return f.held.Add(n) <= f.max }
+
+func (f *flight) give(n int64) { f.held.Add(-n) }
+
+func busyReading() *refusal {
+	return &refusal{reason: "BUSY", retryAfter: 100 * time.Millisecond, text: "too many requests are being read at once: wait and send it again"}
 }
 
 // streaming are paths whose calls live as long as the caller likes: their
@@ -188,7 +203,7 @@ type body struct {
 	limit   int64
 	want    int64 // Content-Length, -1 when unknown
 	read    int64
-	held    int64 // counted into guard.inFlight
+	held    int64 // counted into guard.flight
 	over    bool  // it was cut at its limit
 	arrived func()
 }
@@ -198,8 +213,8 @@ func (b *body) Read(p []byte) (int, error) {
 	b.read += int64(n)
 	if n > 0 {
 		b.held += int64(n)
-		if b.guard.inFlight.Add(int64(n)) > b.guard.maxFlight {
-			return 0, wireError(&refusal{reason: "BUSY", retryAfter: 100 * time.Millisecond, text: "too many requests are being read at once: wait and send it again"})
+		if !b.guard.flight.take(int64(n)) {
+			return 0, wireError(busyReading())
 		}
 	}
 	if (errors.Is(err, io.EOF) || b.read == b.want) && b.arrived != nil {
@@ -216,7 +231,7 @@ func (b *body) Read(p []byte) (int, error) {
 
 func (b *body) Close() error { return b.from.Close() }
 
-func (b *body) release() { b.guard.inFlight.Add(-b.held) }
+func (b *body) release() { b.guard.flight.give(b.held) }
 
 // An answer is cut when the caller does not take it in time; what is buffered
 // for a slow reader is at most one answer.

@@ -26,8 +26,8 @@ func newGuard(t *testing.T, g *guard) string {
 	if g.bodyTime == 0 {
 		g.bodyTime = 10 * time.Second
 	}
-	if g.maxFlight == 0 {
-		g.maxFlight = 64 << 20
+	if g.flight == nil {
+		g.flight = &flight{max: 64 << 20}
 	}
 	s := httptest.NewServer(g)
 	t.Cleanup(s.Close)
@@ -187,7 +187,7 @@ func (zeros) Read(p []byte) (int, error) { return len(p), nil }
 // All requests together may hold only so much.
 func TestGuardBoundsAllBodies(t *testing.T) {
 	hold, fail := make(chan struct{}), make(chan error, 1)
-	g := &guard{maxFlight: 1000}
+	g := &guard{flight: &flight{max: 1000}}
 	g.next = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(io.Discard, r.Body)
 		if r.URL.Path == "/hold" {
@@ -207,14 +207,14 @@ func TestGuardBoundsAllBodies(t *testing.T) {
 	}
 	done := make(chan struct{})
 	go func() { defer close(done); post("/hold", 900) }()
-	waitFor(t, func() bool { return g.inFlight.Load() == 900 })
+	waitFor(t, func() bool { return g.flight.held.Load() == 900 })
 	post("/x", 200)
 	if got := translateWire(<-fail); got != "BUSY" {
 		t.Fatalf("reason %q", got)
 	}
 	close(hold)
 	<-done
-	waitFor(t, func() bool { return g.inFlight.Load() == 0 })
+	waitFor(t, func() bool { return g.flight.held.Load() == 0 })
 	post("/x", 200)
 	if err := <-fail; err != nil {
 		t.Fatal(err)

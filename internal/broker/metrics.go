@@ -37,6 +37,7 @@ type metrics struct {
 
 	rejects *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
+	crowded *prometheus.CounterVec
 
 	labelled []labelledSeries // all of the above
 
@@ -102,6 +103,7 @@ func newMetrics(version string) *metrics {
 		deliveryTime:   histogram("delivery_latency_seconds", "From a message's publish to its first delivery's answer.", "topic", "group"),
 		rejects:        counter("rejected_total", "Calls that were refused as a whole since the broker started, by reason of docs/errors.md.", "reason"),
 		calls:          histogram("rpc_server_call_duration_seconds", "Calls answered, long polls with their wait.", "rpc_system_name", "rpc_method", "rpc_response_status_code"),
+		crowded:        counter("connections_refused_total", "Connections that were closed as they came since the broker started: their address had as many as one may have."),
 		settled:        map[string]*prometheus.CounterVec{},
 		seen:           map[[2]string]bool{},
 	}

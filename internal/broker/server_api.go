@@ -31,7 +31,7 @@ func services() []string {
 // routes puts everything that the port serves on one mux.
 func (b *Broker) routes() http.Handler {
 	mux := http.NewServeMux()
-	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready, explain: b.explain}
+	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready, explain: b.explain, flight: b.flight}
 	data, admin := handlerOptions(e, true), handlerOptions(e, false)
 	serve := func(prefix string, h http.Handler) {
 		// Method by method, so that other answers for one that does not exist.
@@ -100,7 +100,7 @@ func (b *Broker) newServer() *http.Server {
 	}
 	g := &guard{
 		log: b.log, next: b.routes(), hosts: hosts, origins: http.NewCrossOriginProtection(),
-		bodyTime: b.cfg.TransferTime, maxFlight: b.cfg.RequestBytes, rejected: b.metrics.rejected,
+		bodyTime: b.cfg.TransferTime, flight: b.flight, rejected: b.metrics.rejected,
 	}
 	return &http.Server{
 		Handler:           g,

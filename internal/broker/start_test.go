@@ -120,8 +120,8 @@ func TestStartDamaged(t *testing.T) {
 }
 
 func TestConfigListsEveryFault(t *testing.T) {
-	err := Config{SessionTimeout: 1, TransferTime: 1, StopTime: -1, RequestBytes: 1, Connections: -1, Listen: "x"}.Validate()
-	for _, want := range []string{"data folder", "session timeout", "transfer time", "stop time", "request bytes", "connections", "listen"} {
+	err := Config{SessionTimeout: 1, TransferTime: 1, StopTime: -1, RequestBytes: 1, Connections: -1, ConnectionsPerAddress: -1, Listen: "x"}.Validate()
+	for _, want := range []string{"data folder", "session timeout", "transfer time", "stop time", "request bytes", "connections: ", "connections per address", "listen"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %q", err, want)
 		}
