@@ -456,6 +456,12 @@ func (c *core) create(id PartitionID, voters ...NodeID) error {
 		}
 		return nil
 	}
+	// One that is there and was not listed is damaged: it must not be made anew.
+	if b, err := c.store.Meta(uint64(id), metaConf); err != nil {
+		return storeError(id, err)
+	} else if b != nil {
+		return c.open(id)
+	}
 	conf, err := encodeConf(voters)
 	if err != nil {
 		return err

@@ -460,8 +460,8 @@ func (s *Store) apply(b *Batch, sync bool) (n uint64, err error) {
 				e.now.gen = n
 				s.logs[e.p] = e.now
 			}
-			if e.rewrote {
-				s.forgetBad(e.p)
+			if e.rewrote || e.now.base != e.start.base {
+				s.forgetDamage(e.p, e.now.base.index, e.rewrote)
 			}
 		}
 		s.mu.Unlock()

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -37,7 +38,7 @@ func BenchmarkCommit(b *testing.B) {
 				}
 			})
 			b.Run(fmt.Sprintf("pebble/size=%d/partitions=%d", size, partitions), func(b *testing.B) {
-				s := &Store{cfg: Config{Dir: b.TempDir()}.withDefaults()}
+				s := &Store{cfg: Config{Dir: b.TempDir()}.withDefaults(), merges: newCompactions(time.Second)}
 				s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail}
 				o := s.pebbleOptions(false)
 				o.FS = s.cfg.FS

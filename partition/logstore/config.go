@@ -55,6 +55,8 @@ type Config struct {
 	// unsynced makes commits return without any fsync. It exists to prove that
 	// the tests of durability notice.
 	unsynced bool
+	// pause is how long compactions wait after one that met damage, at first.
+	pause time.Duration
 }
 
 // Validate lists every fault of the configuration at once.
@@ -103,6 +105,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.DeleteDelay == 0 {
 		c.DeleteDelay = 5 * time.Second
+	}
+	if c.pause == 0 {
+		c.pause = time.Second
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)

@@ -1,6 +1,7 @@
 package logstore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -73,12 +74,15 @@ func kind(name string) string {
 	return strings.Trim(digits.ReplaceAllString(base, ""), "-.")
 }
 
-// damage returns a damaged copy, and what was done to it; nil if the file is
-// too small for it.
-func (img image) damage(rng *rand.Rand, name, how string) (image, string) {
+// faults are the ways in which a file may come to be something else.
+var faults = []string{"flip", "truncate", "zero", "delete", "swap", "stale", "grow"}
+
+// damage returns a copy with one file damaged, and what was done to it; nil if
+// it cannot be done or changes nothing. old is the same store some time before.
+func (img image) damage(rng *rand.Rand, old image, name, how string) (image, string) {
 	out := maps.Clone(img)
 	data := slices.Clone(img[name])
-	if len(data) == 0 && how != "delete" {
+	if len(data) == 0 && (how == "flip" || how == "truncate" || how == "zero") {
 		return nil, ""
 	}
 	var what string
@@ -86,6 +90,47 @@ func (img image) damage(rng *rand.Rand, name, how string) (image, string) {
 	case "delete":
 		delete(out, name)
 		return out, "deleted " + name
+	case "swap":
+		// Two of a kind are the most alike; else any other one.
+		var same, all []string
+		for _, other := range slices.Sorted(maps.Keys(img)) {
+			if other == name || slices.Equal(img[other], data) {
+				continue
+			}
+			all = append(all, other)
+			if kind(other) == kind(name) {
+				same = append(same, other)
+			}
+		}
+		if len(same) > 0 && rng.IntN(4) > 0 {
+			all = same
+		}
+		other := all[rng.IntN(len(all))]
+		out[name], out[other] = img[other], img[name]
+		return out, fmt.Sprintf("exchanged %s and %s", name, other)
+	case "stale":
+		// The file as it was, or one of its kind that was there then.
+		was, ok := old[name]
+		if !ok || slices.Equal(was, data) {
+			for _, other := range slices.Sorted(maps.Keys(old)) {
+				if _, there := img[other]; !there && kind(other) == kind(name) {
+					out[other] = old[other]
+					return out, "put back " + other
+				}
+			}
+			return nil, ""
+		}
+		out[name] = was
+		return out, "put an older copy back in the place of " + name
+	case "grow":
+		more := make([]byte, 1+rng.IntN(5000))
+		if rng.IntN(2) == 0 {
+			for i := range more {
+				more[i] = byte(rng.Uint32())
+			}
+		}
+		out[name] = append(data, more...)
+		return out, fmt.Sprintf("added %d bytes to %s", len(more), name)
 	case "flip":
 		i, bit := rng.IntN(len(data)), rng.IntN(8)
 		data[i] ^= 1 << bit
@@ -107,19 +152,24 @@ func (img image) damage(rng *rand.Rand, name, how string) (image, string) {
 	return out, what + " of " + name
 }
 
-// makeImages builds a store and takes its image, once after a clean stop and
-// once as a crash leaves it, when the witness knows of all that was
-// acknowledged.
-func makeImages(t *testing.T, seed uint64) (images map[string]image, want map[string]model) {
+// picture is a store's folder as it was left, what it was some time before, and
+// what it must hold.
+type picture struct {
+	now, old image
+	want     model
+}
+
+// makePictures builds a store and takes its picture, once after a clean stop and
+// once as a crash leaves it, when the witness knows of all that was acknowledged.
+func makePictures(t *testing.T, seed uint64) map[string]picture {
 	t.Helper()
 	r := newRun(seed)
-	// Pebble's search for the flipped bit takes time quadratic in the size.
-	r.large = 8 << 10
 	mem := newMem()
 	cfg := testConfig(mem)
-	for range 2 {
+	var old image
+	for range 3 {
 		s := mustOpen(t, cfg)
-		for range 60 {
+		for range 40 {
 			if err := r.step(s, nil); err != nil {
 				t.Fatal(err)
 			}
@@ -127,89 +177,154 @@ func makeImages(t *testing.T, seed uint64) (images map[string]image, want map[st
 		if err := s.Close(); err != nil {
 			t.Fatal(err)
 		}
+		if old == nil {
+			old = takeImage(t, mem)
+		}
 	}
-	images, want = map[string]image{}, map[string]model{}
-	images["closed"], want["closed"] = takeImage(t, mem), r.now
+	out := map[string]picture{"closed": {takeImage(t, mem), old, r.now}}
 	s := mustOpen(t, cfg)
-	for range 30 {
+	old = nil
+	for i := range 60 {
 		if err := r.step(s, nil); err != nil {
 			t.Fatal(err)
+		}
+		if i == 40 {
+			old = takeImage(t, mem.CrashClone(vfs.CrashCloneCfg{}))
 		}
 	}
 	commit(t, s, func(b *Batch) { r.took(r.fill(b)) })
 	if err := s.SyncWitness(); err != nil {
 		t.Fatal(err)
 	}
-	images["crashed"], want["crashed"] = takeImage(t, mem.CrashClone(vfs.CrashCloneCfg{})), r.now
+	out["crashed"] = picture{takeImage(t, mem.CrashClone(vfs.CrashCloneCfg{})), old, r.now}
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	return images, want
+	return out
+}
+
+// outcome is what became of a damaged store.
+type outcome int
+
+const (
+	refused  outcome = iota // at the start, with an error of a type
+	reported                // opened; what is damaged is named, the rest served
+	harmless                // everything is there
+	silent                  // anything else
+)
+
+// trial opens a damaged store, reads all of it, and lets it work: it must name
+// what is damaged, serve the rest, take writes, and outlive its compactions.
+func trial(t *testing.T, img image, want model) (outcome, error) {
+	s, err := Open(testConfig(img.fs(t)))
+	if err != nil {
+		var d *ErrDamaged
+		if !errors.As(err, &d) && !isTyped(err) {
+			return silent, fmt.Errorf("refused without a type: %w", err)
+		}
+		return refused, nil
+	}
+	defer func() { _ = s.Close() }()
+	out := harmless
+	var d *ErrDamaged
+	switch err := want.compare(s); {
+	case err == nil:
+	case errors.As(err, &d):
+		out = reported
+		if len(d.Ranges) == 0 {
+			return silent, fmt.Errorf("damage reported without a range: %w", err)
+		}
+		if len(s.Damage()) == 0 {
+			return silent, fmt.Errorf("damage is not on the list: %w", err)
+		}
+	default:
+		return silent, err
+	}
+	const other = 77
+	b := s.NewBatch()
+	_ = b.Append(other, []Entry{entry(1, 1, 1000)})
+	p, err := s.Commit(b)
+	if err == nil {
+		err = p.Wait()
+	}
+	if err != nil {
+		return silent, fmt.Errorf("it takes no writes: %w", err)
+	}
+	if err := s.flush(); err != nil {
+		return silent, err
+	}
+	// A compaction of everything meets whatever is damaged.
+	_ = s.db.Compact(context.Background(), []byte{keyFormat}, []byte{keyFormat + 1}, false)
+	if err := s.Err(); err != nil {
+		return silent, fmt.Errorf("the store stopped: %w", err)
+	}
+	if es, err := s.Entries(other, 1, 2, 0); err != nil || len(es) != 1 {
+		return silent, fmt.Errorf("what was written since: %d entries, %w", len(es), err)
+	}
+	// Damage may be gone by now, with rows that were deleted or written over.
+	if err := want.with(other).compare(s); err != nil && !errors.As(err, &d) {
+		return silent, fmt.Errorf("after compactions: %w", err)
+	}
+	return out, nil
+}
+
+// with is a model that has one more partition.
+func (m model) with(p uint64) model {
+	out := m.clone()
+	out[p] = modelLog{entries: []Entry{entry(1, 1, 1000)}}
+	return out
 }
 
 // TestCorruption damages every file of a store in every way. The store must
 // refuse to open, or refuse to read what is damaged, or have lost nothing.
 func TestCorruption(t *testing.T) {
 	t.Parallel()
-	images, want := makeImages(t, 7)
-	type outcome struct{ refused, reported, harmless, silent int }
-	table := map[string]*outcome{}
+	table := map[string]*[4]int{}
 	n := trials(1)
-	for _, state := range slices.Sorted(maps.Keys(images)) {
-		img := images[state]
-		for _, name := range slices.Sorted(maps.Keys(img)) {
-			for _, how := range []string{"flip", "truncate", "zero", "delete"} {
-				count := n * 2
-				switch {
-				case how == "delete":
-					count = 1
-				case kind(name) == "MANIFEST", kind(name) == "log", kind(name) == "WITNESS":
-					count = n * 8
-				}
-				for i := range count {
-					rng := rand.New(rand.NewPCG(uint64(i), uint64(len(name))))
-					bad, what := img.damage(rng, name, how)
-					if bad == nil {
-						continue
+	total := 0
+	for round := range max(1, n/50) {
+		pictures := makePictures(t, 7+uint64(round))
+		for _, state := range slices.Sorted(maps.Keys(pictures)) {
+			pic := pictures[state]
+			for _, name := range slices.Sorted(maps.Keys(pic.now)) {
+				for _, how := range faults {
+					count := min(n, 50) * 2
+					switch {
+					case how == "delete" || how == "stale":
+						count = 1
+					case kind(name) == "MANIFEST", kind(name) == "log", kind(name) == "WITNESS":
+						count *= 4
 					}
-					what = state + ": " + what
-					key := fmt.Sprintf("%-8s %-8s %s", state, how, kind(name))
-					o := table[key]
-					if o == nil {
-						o = &outcome{}
-						table[key] = o
-					}
-					s, err := Open(testConfig(bad.fs(t)))
-					if err != nil {
-						var d *ErrDamaged
-						if !errors.As(err, &d) && !isTyped(err) {
-							t.Errorf("%s: refused without a type: %v", what, err)
+					for i := range count {
+						rng := rand.New(rand.NewPCG(uint64(round)<<32|uint64(i), uint64(len(name))))
+						bad, what := pic.now.damage(rng, pic.old, name, how)
+						if bad == nil {
+							continue
 						}
-						o.refused++
-						continue
-					}
-					var d *ErrDamaged
-					switch err := want[state].compare(s); {
-					case err == nil:
-						o.harmless++
-					case errors.As(err, &d):
-						if len(d.Ranges) == 0 {
-							t.Errorf("%s: damage reported without a range: %v", what, err)
+						key := fmt.Sprintf("%-8s %-8s %s", state, how, kind(name))
+						if table[key] == nil {
+							table[key] = &[4]int{}
 						}
-						o.reported++
-					default:
-						o.silent++
-						t.Errorf("%s: SILENT: %v", what, err)
+						out, err := trial(t, bad, pic.want)
+						if err != nil {
+							t.Errorf("%s: %s: SILENT: %v", state, what, err)
+						}
+						table[key][out]++
+						total++
 					}
-					_ = s.Close()
 				}
 			}
 		}
 	}
+	var sum [4]int
 	for _, k := range slices.Sorted(maps.Keys(table)) {
 		o := table[k]
-		t.Logf("%-36s refused %5d, reported when read %5d, harmless %5d, silent %d", k, o.refused, o.reported, o.harmless, o.silent)
+		t.Logf("%-40s refused %5d, reported %5d, harmless %5d, silent %d", k, o[refused], o[reported], o[harmless], o[silent])
+		for i := range sum {
+			sum[i] += o[i]
+		}
 	}
+	t.Logf("%d trials: refused %d, reported %d, harmless %d, silent %d", total, sum[refused], sum[reported], sum[harmless], sum[silent])
 }
 
 func isTyped(err error) bool {

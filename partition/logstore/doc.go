@@ -31,7 +31,10 @@
 // its key and the checksum of the one before it, each row one over itself and
 // its key; reading verifies them, and the chain. What does not verify is not
 // returned: the error names the partition, of entries the range too, and
-// everything else is still served.
+// everything else is still served. A value file that is gone or cut short takes
+// with it what was in it, and no more; a table, and it is told at the start.
+// What is found is listed (Damage), and damage that a compaction meets is named
+// and left where it is.
 //
 // A store that comes back older than what it acknowledged does not open. Pebble
 // alone would open it: it takes a record that does not read for the end of the

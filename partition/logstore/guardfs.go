@@ -26,6 +26,7 @@ type guardFS struct {
 	failed atomic.Bool
 	report func(op, path string, err error) // called at least once
 	syncs  *syncStats
+	lost   map[string]lostValues // set before Pebble opens, not changed afterwards
 }
 
 func (g *guardFS) fault(op, path string, err error) {
@@ -72,7 +73,7 @@ func (g *guardFS) Open(name string, opts ...vfs.OpenOption) (vfs.File, error) {
 		time.Sleep(10 * time.Millisecond)
 		return nil, errStopped
 	}
-	return g.FS.Open(name, opts...)
+	return g.openChecked(name, opts)
 }
 
 func (g *guardFS) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {

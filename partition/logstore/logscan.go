@@ -91,10 +91,14 @@ func maskedCRC(b []byte) uint32 {
 // file ends and where. num is the log file's number, 0 for a MANIFEST. A record
 // is valid until fn returns.
 func scanRecords(data []byte, num uint32, fn func(rec []byte) error) (end logEnd, at int, err error) {
+	return scanFrom(data, num, 0, fn)
+}
+
+// scanFrom is scanRecords from the chunk at pos on.
+func scanFrom(data []byte, num uint32, pos int, fn func(rec []byte) error) (end logEnd, at int, err error) {
 	var rec []byte
 	inside := false
-	start := 0 // of the record
-	pos := 0
+	start := pos // of the record
 	for {
 		limit := min((pos/blockLen+1)*blockLen, len(data))
 		full := limit%blockLen == 0 && limit > 0
@@ -117,6 +121,9 @@ func scanRecords(data []byte, num uint32, fn func(rec []byte) error) (end logEnd
 			return proof(data, num, pos), pos, nil
 		}
 		c, ok := frame(data, pos, limit, num)
+		if pos == 0 && !ok && newerLog(data, limit, num) {
+			return endDamage, 0, nil // a file is never used again for an older log
+		}
 		if c.trailer && !inside {
 			return endClean, pos, nil
 		}
@@ -193,4 +200,32 @@ func batchCounter(rec, key []byte) (uint64, error) {
 		return 0, fmt.Errorf("a batch of %d bytes that this program did not write", len(rec))
 	}
 	return decodeCounter(key, rec[counterAt:counterAt+counterLen])
+}
+
+// newerLog tells whether a file begins with a chunk of a later log than its own.
+func newerLog(data []byte, limit int, num uint32) bool {
+	if num == 0 || limit < recycleHeaderLen {
+		return false
+	}
+	n := binary.LittleEndian.Uint32(data[7:])
+	if n <= num {
+		return false
+	}
+	c, ok := frame(data, 0, limit, n)
+	return ok && c.length > 0
+}
+
+// nextRecord finds the next good beginning of a record from pos on; false if
+// there is none.
+func nextRecord(data []byte, num uint32, pos int) (int, bool) {
+	for ; pos+syncHeaderLen <= len(data); pos++ {
+		if kind := data[pos+6]; kind != 9 && kind != 10 || binary.LittleEndian.Uint32(data[pos+7:]) != num {
+			continue
+		}
+		limit := min((pos/blockLen+1)*blockLen, len(data))
+		if c, ok := frame(data, pos, limit, num); ok && c.first && c.length > 0 {
+			return pos, true
+		}
+	}
+	return 0, false
 }

@@ -1,6 +1,7 @@
 package logstore
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -41,8 +42,11 @@ const (
 type tableFile struct {
 	size        uint64
 	first, last []byte // user keys
+	lowSeq      uint64 // sequence numbers of its keys
+	highSeq     uint64
 	blobs       []uint64
-	virtual     bool // it has no file of its own; its backing is listed apart
+	virtual     bool   // it has no file of its own but is a part of
+	backing     uint64 // this one, which is listed apart
 }
 
 type tableKey struct{ level, num uint64 }
@@ -197,8 +201,7 @@ func (r *editReader) table(tag uint64) (k tableKey, t tableFile) {
 		t.first, t.last = r.userKey(), r.userKey()
 	}
 	if tag != tagNewTable1 {
-		r.uvarint() // sequence numbers
-		r.uvarint()
+		t.lowSeq, t.highSeq = r.uvarint(), r.uvarint()
 	}
 	if tag != tagNewTable4 && tag != tagNewTable5 {
 		return k, t
@@ -209,7 +212,7 @@ func (r *editReader) table(tag uint64) (k tableKey, t tableFile) {
 			return k, t
 		case fieldVirtual:
 			t.virtual = true
-			r.uvarint() // backing file
+			t.backing = r.uvarint()
 		case fieldSyntheticPrefix, fieldSyntheticSuffix:
 			r.bytes()
 		case fieldBlobReferences:
@@ -238,23 +241,34 @@ type file struct {
 // files lists what the store consists of, and what each file holds.
 func (m *manifestState) files() map[file][]Range {
 	out := make(map[file][]Range)
-	byBlob := make(map[uint64][]Range)
+	byBlob, byBacking := make(map[uint64][]Range), make(map[uint64][]Range)
 	for k, t := range m.tables {
 		rs := rangesBetween(t.first, t.last)
 		for _, id := range t.blobs {
-			byBlob[id] = append(byBlob[id], rs...)
+			byBlob[id] = append(byBlob[id], onlyEntries(t.first, t.last)...)
 		}
-		if !t.virtual {
-			f := file{fmt.Sprintf("%06d.sst", k.num), t.size}
-			out[f] = append(out[f], rs...)
+		if t.virtual {
+			byBacking[t.backing] = append(byBacking[t.backing], rs...)
+			continue
 		}
+		out[file{tableName(k.num), t.size}] = rs
 	}
 	for num, size := range m.backings {
-		f := file{fmt.Sprintf("%06d.sst", num), size}
-		out[f] = append(out[f], nil...)
+		out[file{tableName(num), size}] = byBacking[num]
 	}
 	for k, size := range m.blobs {
-		out[file{fmt.Sprintf("%06d.blob", k.file), size}] = byBlob[k.id]
+		out[file{valuesName(k.file), size}] = byBlob[k.id]
 	}
 	return out
 }
+
+// onlyEntries is rangesBetween for a file that holds nothing but entries.
+func onlyEntries(first, last []byte) []Range {
+	if from := appendPrefix(nil, nsEntry, 0); bytes.Compare(first, from) < 0 {
+		first = from
+	}
+	return rangesBetween(first, last)
+}
+
+func tableName(num uint64) string  { return fmt.Sprintf("%06d.sst", num) }
+func valuesName(num uint64) string { return fmt.Sprintf("%06d.blob", num) }

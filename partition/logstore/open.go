@@ -31,11 +31,12 @@ func Open(cfg Config) (*Store, error) {
 		logs:       make(map[uint64]logState),
 		failedCh:   make(chan struct{}),
 		damages:    make(chan *ErrDamaged, 16),
+		rots:       make(chan *rotError, 16),
 		told:       make(map[string]bool),
-		bad:        make(map[entryName]*ErrDamaged),
 		drained:    make(chan struct{}, 1),
 		wake:       make(chan struct{}, 1),
 	}
+	s.merges = newCompactions(s.cfg.pause)
 	s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail}
 	if err := s.open(); err != nil {
 		// A write that failed on the way is the cause of whatever came later.
@@ -253,6 +254,16 @@ func (s *Store) create() error {
 	if f.failed.Load() {
 		return s.failure.Load()
 	}
+	// Twice: the first log file of a new store is written in the oldest form, in
+	// which no chunk says how much of the file was synced before it.
+	first, err := s.openPebble(false)
+	if err == nil {
+		err = first.Close()
+	}
+	if err != nil {
+		return s.openError(err)
+	}
+	s.merges = newCompactions(s.cfg.pause)
 	if s.db, err = s.openPebble(false); err != nil {
 		return s.openError(err)
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"log/slog"
 	"time"
@@ -50,6 +51,9 @@ func (s *Store) pebbleOptions(readOnly bool) *pebble.Options {
 		}
 	}
 	o.Experimental.SpanPolicyFunc = spanPolicy
+	if !readOnly && s.merges != nil {
+		o.Experimental.CompactionScheduler = s.merges
+	}
 	o.EventListener = s.listener()
 	return o
 }
@@ -71,13 +75,21 @@ func spanPolicy(start []byte) (pebble.SpanPolicy, []byte, error) {
 
 func (s *Store) listener() *pebble.EventListener {
 	return &pebble.EventListener{
+		// Both are called under locks of Pebble's: nothing is read from here.
 		BackgroundError: func(err error) {
-			if pebble.IsCorruptionError(err) {
+			var rot *rotError
+			switch {
+			case errors.As(err, &rot):
+				s.merges.failed()
+				s.rotInBackground(rot)
+			case pebble.IsCorruptionError(err):
 				// A compaction that cannot read its input changes nothing.
+				s.merges.failed()
 				s.reportDamage(s.damageOf(err))
-				return
+			case s.fs.failed.Load() || errors.Is(err, errStopped):
+			default:
+				s.fail("background", "work", err)
 			}
-			s.fail("background", "work", err)
 		},
 		DataCorruption: func(i pebble.DataCorruptionInfo) {
 			d := s.damageOf(i.Details)
@@ -118,20 +130,37 @@ func rangesBetween(first, last []byte) []Range {
 	if a.partition == b.partition && a.ns == nsEntry && b.ns == nsEntry {
 		return []Range{{Partition: a.partition, Low: max(a.index, 1), High: b.index}}
 	}
-	// Rows of more than one partition or namespace: each end is certain to be
-	// affected, what lies between is not known from here.
+	// Rows of more than one partition or namespace. What lies between the ends
+	// is not known from here, so all of it may be affected.
 	var rs []Range
-	for _, k := range []decodedKey{a, b} {
-		if k.ns == nsStore {
-			continue
-		}
-		r := Range{Partition: k.partition, Low: max(k.index, 1)}
-		if len(rs) == 0 || rs[0].Partition != r.Partition {
+	add := func(r Range) {
+		if n := len(rs); n == 0 || rs[n-1].Partition != r.Partition {
 			rs = append(rs, r)
 		}
 	}
+	switch {
+	case a.ns == nsStore && b.ns == nsStore:
+		return nil
+	case a.ns != b.ns: // the first kind of rows from a on, the last up to b
+		a.partition, b.partition = min(a.partition, b.partition), max(a.partition, b.partition)
+		a.index = 0
+	}
+	add(Range{Partition: a.partition, Low: max(a.index, 1)})
+	if b.partition-a.partition <= maxNamed {
+		for p := a.partition + 1; p < b.partition; p++ {
+			add(Range{Partition: p, Low: 1})
+		}
+	}
+	r := Range{Partition: b.partition, Low: 1}
+	if a.ns == nsEntry && b.ns == nsEntry {
+		r.High = b.index
+	}
+	add(r)
 	return rs
 }
+
+// maxNamed is how many partitions between two are named one by one.
+const maxNamed = 1000
 
 // decodeBound takes a table's first or last key apart. Where a range was deleted
 // that is no row's key but a bare prefix, and as the last one it is that of the

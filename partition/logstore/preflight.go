@@ -1,8 +1,9 @@
 package logstore
 
 import (
+	"bytes"
 	"cmp"
-	"encoding/binary"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -14,6 +15,7 @@ import (
 	"strings"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/sstable"
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/atomicfs"
 )
@@ -70,68 +72,85 @@ func (s *Store) preflight(t testimony) (logReport, error) {
 	case end == endTorn && t.state == stateClosed:
 		return rep, &ErrDamaged{Dir: s.cfg.Dir, File: name, What: fmt.Sprintf("the list of tables ends in half a record at byte %d although the store was closed", at)}
 	}
-	if err := s.checkFiles(dir, m.files()); err != nil {
+	if err := s.checkFiles(dir, m); err != nil {
 		return rep, err
 	}
 	return s.checkLogs(dir, ls, m.minLog, t.state == stateClosed)
 }
 
-// checkFiles looks for the files that the MANIFEST lists, and at the ends of
-// the value files. All that is wrong is told in one error.
-func (s *Store) checkFiles(dir string, files map[file][]Range) error {
+// checkFiles looks at the files that the MANIFEST lists: tables whole enough to
+// be opened, value files at their ends. A table that is not stops the start, for
+// Pebble cannot go on without; all of them are told in one error. A value file
+// that is not is told, too, and the store goes on without what was in it.
+func (s *Store) checkFiles(dir string, m *manifestState) error {
+	files := m.files()
+	tables := make(map[string]tableFile)
+	for k, t := range m.tables {
+		if !t.virtual {
+			tables[tableName(k.num)] = t
+		}
+	}
 	names := slices.SortedFunc(maps.Keys(files), func(a, b file) int { return strings.Compare(a.name, b.name) })
 	var all *ErrDamaged
 	for _, f := range names {
+		d := &ErrDamaged{Dir: s.cfg.Dir, File: f.name, Ranges: tidy(files[f])}
+		var why error
 		path := s.cfg.FS.PathJoin(dir, f.name)
-		d := &ErrDamaged{Dir: s.cfg.Dir, File: f.name}
 		info, err := s.cfg.FS.Stat(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			d.What = "a file of the store is gone"
+			d.What, why = "a file of the store is gone", errFileGone
 		case err != nil:
 			return err
 		case uint64(info.Size()) != f.size:
-			d.What = fmt.Sprintf("a file of the store has %d bytes, %d were written", info.Size(), f.size)
-		case strings.HasSuffix(f.name, ".blob"):
-			if d.Err, err = checkValueFile(s.cfg.FS, path, info.Size()); err != nil {
+			why = fmt.Errorf("a file of the store has %d bytes, %d were written", info.Size(), f.size)
+			d.What = why.Error()
+		case isValues(f.name):
+			if why, err = s.checkValueFile(path, info.Size()); err != nil {
 				return err
 			}
-			if d.Err == nil {
-				continue
-			}
-			d.What = "a file of values does not read"
+			d.What, d.Err = "a file of values does not read", why
 		default:
-			continue
+			why = s.checkTable(path, tables[f.name])
+			d.What, d.Err = "a table does not read", why
 		}
-		if all == nil {
+		switch {
+		case why == nil:
+		case isValues(f.name):
+			if s.fs.lost == nil {
+				s.fs.lost = make(map[string]lostValues)
+			}
+			s.fs.lost[f.name] = lostValues{size: f.size, why: why}
+			if len(d.Ranges) > 0 { // else nothing refers to it any more
+				s.reportDamage(d)
+			}
+		case all == nil:
 			all = d
-		} else {
+		default:
 			all.File += ", " + d.File
+			all.Ranges = tidy(append(all.Ranges, d.Ranges...))
 		}
-		all.Ranges = append(all.Ranges, files[f]...)
 	}
 	if all == nil {
 		return nil
 	}
-	slices.SortFunc(all.Ranges, func(a, b Range) int {
-		return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Low, b.Low), cmp.Compare(a.High, b.High))
-	})
-	all.Ranges = slices.Compact(all.Ranges)
 	return all
 }
 
-// The end of a value file: crc u32, index offset u64, index length u64,
-// checksum type u8, format u8, file number u64, magic 8 bytes.
-const valueFooterLen = 38
+// tidy sorts ranges and drops what is there twice.
+func tidy(rs []Range) []Range {
+	slices.SortFunc(rs, func(a, b Range) int {
+		return cmp.Or(cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Low, b.Low), cmp.Compare(a.High, b.High))
+	})
+	return slices.Compact(rs)
+}
 
-// checkValueFile checks the end of a value file. Pebble reads it when it first
-// needs the file, and panics if it is damaged: in a compaction, that would be
-// the end of the process.
-func checkValueFile(fsys vfs.FS, path string, size int64) (damage, err error) {
+// checkValueFile checks the end of a value file.
+func (s *Store) checkValueFile(path string, size int64) (damage, err error) {
 	if size < valueFooterLen {
-		return errors.New("it is too short"), nil
+		return errShortRead, nil
 	}
-	f, err := fsys.Open(path)
+	f, err := s.cfg.FS.Open(path)
 	if err != nil {
 		return nil, err
 	}
@@ -140,11 +159,61 @@ func checkValueFile(fsys vfs.FS, path string, size int64) (damage, err error) {
 	if err = errors.Join(err, f.Close()); err != nil {
 		return nil, err
 	}
-	if want, got := binary.LittleEndian.Uint32(b[:]), maskedCRC(b[4:]); want != got {
-		return fmt.Errorf("checksum %08x, computed %08x", want, got), nil
-	}
-	return nil, nil
+	return checkValueEnd(b[:], s.cfg.FS.PathBase(path)), nil
 }
+
+// checkTable reads what Pebble reads of a table when it opens it, and whether
+// its first and last key are of the table that the MANIFEST means: two tables
+// of one size that were exchanged are each without a fault.
+func (s *Store) checkTable(path string, t tableFile) (damage error) {
+	defer recovered(&damage)
+	f, err := s.fs.Open(path)
+	if err != nil {
+		return err
+	}
+	readable, err := sstable.NewSimpleReadable(f)
+	if err != nil {
+		return errors.Join(err, f.Close())
+	}
+	r, err := sstable.NewReader(context.Background(), readable, s.pebbleOptions(true).MakeReaderOptions())
+	if err != nil {
+		return errors.Join(err, readable.Close())
+	}
+	defer func() { _ = r.Close() }()
+	dels, err := r.NewRawRangeDelIter(context.Background(), sstable.NoFragmentTransforms, sstable.NoReadEnv)
+	if err != nil {
+		return err
+	}
+	if dels != nil {
+		dels.Close()
+	}
+	if t.first == nil {
+		return nil // only parts of it are in use; or it holds no keys
+	}
+	var values sstable.TableBlobContext
+	values.BlobHandleFn = nothing // they are of no interest
+	it, err := r.NewIter(sstable.NoTransforms, nil, nil, values)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = it.Close() }()
+	for kv, ends := it.First(), 0; ends < 2; kv, ends = it.Last(), ends+1 {
+		if err := it.Error(); err != nil {
+			return err
+		}
+		if kv == nil {
+			break // only deleted ranges
+		}
+		key, seq := kv.K.UserKey, uint64(kv.SeqNum())
+		if bytes.Compare(key, t.first) < 0 || bytes.Compare(key, t.last) > 0 || seq < t.lowSeq || seq > t.highSeq {
+			return errors.New("it holds what another table should hold")
+		}
+	}
+	return nil
+}
+
+// nothing stands for a value that nobody asks for.
+func nothing[P, V any](P, []byte) (none V) { return none }
 
 // missing tells a file that is not there from one that cannot be looked at.
 func (s *Store) missing(file, what string, err error) error {
@@ -189,7 +258,7 @@ func (s *Store) checkLogs(dir string, ls []string, minLog uint64, closed bool) (
 	}
 	sort.Slice(nums, func(i, j int) bool { return nums[i] < nums[j] })
 	for i, num := range nums {
-		name := fmt.Sprintf("%06d.log", num)
+		name := logName(num)
 		data, err := readAll(s.cfg.FS, s.cfg.FS.PathJoin(dir, name))
 		if err != nil {
 			return rep, err
@@ -222,6 +291,7 @@ func (s *Store) checkLogs(dir string, ls []string, minLog uint64, closed bool) (
 		default:
 			continue
 		}
+		d.Ranges = s.lostInLogs(dir, nums, i, at)
 		return rep, d
 	}
 	return rep, nil
@@ -346,38 +416,48 @@ func getRow(db *pebble.DB, key []byte) ([]byte, error) {
 }
 
 // partitionsOf finds the partitions in every namespace by leaping from one to
-// the next.
+// the next. Damage is an error only if it may hide a partition.
 func partitionsOf(db *pebble.DB) ([]uint64, error) {
 	seen := make(map[uint64]bool)
+	var damage error
+	whole := false
 	for _, ns := range perPartition() {
-		it, err := db.NewIter(&pebble.IterOptions{
-			LowerBound: []byte{keyFormat, byte(ns)},
-			UpperBound: []byte{keyFormat, byte(ns) + 1},
-		})
-		if err != nil {
-			return nil, err
-		}
-		for ok := it.First(); ok; {
-			k, good := decodeKey(it.Key())
-			if !good {
-				break
-			}
-			seen[k.partition] = true
-			if k.partition+1 == 0 {
-				break
-			}
-			ok = it.SeekGE(appendPrefix(nil, ns, k.partition+1))
-		}
-		if err := errors.Join(it.Error(), it.Close()); err != nil {
+		err := partitionsIn(db, ns, seen)
+		switch {
+		case err == nil:
+			whole = whole || ns == nsBase || ns == nsHardState || ns == nsMeta
+		case isDamage(err) || pebble.IsCorruptionError(err):
+			damage = err
+		default:
 			return nil, err
 		}
 	}
-	out := make([]uint64, 0, len(seen))
-	for p := range seen {
-		out = append(out, p)
+	if damage != nil && !whole {
+		return nil, damage
 	}
-	sort.Slice(out, func(i, j int) bool { return out[i] < out[j] })
-	return out, nil
+	return slices.Sorted(maps.Keys(seen)), nil
+}
+
+func partitionsIn(db *pebble.DB, ns Namespace, seen map[uint64]bool) error {
+	it, err := db.NewIter(&pebble.IterOptions{
+		LowerBound: []byte{keyFormat, byte(ns)},
+		UpperBound: []byte{keyFormat, byte(ns) + 1},
+	})
+	if err != nil {
+		return err
+	}
+	for ok := it.First(); ok; {
+		k, good := decodeKey(it.Key())
+		if !good {
+			break
+		}
+		seen[k.partition] = true
+		if k.partition+1 == 0 {
+			break
+		}
+		ok = it.SeekGE(appendPrefix(nil, ns, k.partition+1))
+	}
+	return errors.Join(it.Error(), it.Close())
 }
 
 var errNoManifest = errors.New("no mark names a MANIFEST")

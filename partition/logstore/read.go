@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 
 	"github.com/cockroachdb/pebble/v2"
 )
@@ -44,13 +43,9 @@ func (s *Store) logStateLocked(p uint64) (logState, error) {
 	if ok {
 		return st, nil
 	}
-	// Index 0 stands for the log as a whole: no entry has it.
-	if d := s.knownBad(p, 0); d != nil {
-		return logState{}, d
-	}
 	st, found, err := s.readLogState(p)
 	if err != nil {
-		s.rememberBad(p, 0, err)
+		s.noteDamage(err)
 		return st, err
 	}
 	if !found {
@@ -268,14 +263,9 @@ func (s *Store) scan(p, lo, hi uint64, st logState, fn func(e Entry, crc uint32)
 			return next, s.damaged("entries are missing", nil, Range{Partition: p, Low: next, High: index - 1})
 		}
 		here := Range{Partition: p, Low: index, High: index}
-		if d := s.knownBad(p, index); d != nil {
-			return next, d
-		}
 		value, err := valueOf(it)
 		if err != nil {
-			err = s.readError(err, here)
-			s.rememberBad(p, index, err)
-			return next, err
+			return next, s.readError(err, here)
 		}
 		e, crc, prev, err := decodeEntry(it.Key(), value)
 		if err != nil {
@@ -362,7 +352,10 @@ func valueOf(it *pebble.Iterator) (v []byte, err error) {
 	return it.ValueAndErr()
 }
 
-// Partitions lists the partitions that anything is stored of, in order.
+// Partitions lists the partitions that anything is stored of, in order. Where
+// damage hides some of their rows, they are listed as long as one kind of rows
+// that each partition has can be read whole: where its log begins, its hard
+// state, its values. Otherwise the error is *ErrDamaged.
 func (s *Store) Partitions() ([]uint64, error) {
 	if err := s.enter(); err != nil {
 		return nil, err
@@ -373,40 +366,6 @@ func (s *Store) Partitions() ([]uint64, error) {
 		return nil, s.readError(err, Range{})
 	}
 	return ps, nil
-}
-
-// entryName is a place in a log.
-type entryName struct{ partition, index uint64 }
-
-// knownBad returns the damage of an entry that was found before. Pebble, when a
-// block does not match its checksum, tries every single bit of it; for a large
-// entry that takes half a minute of a core, and reading it again must not cost
-// that again.
-func (s *Store) knownBad(p, index uint64) *ErrDamaged {
-	s.damageMu.Lock()
-	defer s.damageMu.Unlock()
-	return s.bad[entryName{p, index}]
-}
-
-func (s *Store) rememberBad(p, index uint64, err error) {
-	var d *ErrDamaged
-	if !errors.As(err, &d) {
-		return
-	}
-	s.damageMu.Lock()
-	defer s.damageMu.Unlock()
-	if len(s.bad) < 10_000 {
-		s.bad[entryName{p, index}] = d
-	}
-}
-
-// forgetBad drops what is known of a log that was written to.
-func (s *Store) forgetBad(p uint64) {
-	s.damageMu.Lock()
-	defer s.damageMu.Unlock()
-	if len(s.bad) > 0 {
-		maps.DeleteFunc(s.bad, func(n entryName, _ *ErrDamaged) bool { return n.partition == p })
-	}
 }
 
 // noteDamage tells of damage found by a read, once per file or range.
@@ -430,6 +389,16 @@ func (s *Store) readError(err error, r Range) error {
 	}
 	if f := s.failure.Load(); f != nil {
 		return f // files may have ended early since
+	}
+	var rot *rotError
+	if errors.As(err, &rot) {
+		d := s.damaged("stored data does not read", rot, r)
+		d.File = rot.file
+		if r == (Range{}) {
+			d.Ranges = s.rangesOf(rot.file)
+		}
+		s.reportDamage(d)
+		return d
 	}
 	if pebble.IsCorruptionError(err) || errors.Is(err, fs.ErrNotExist) || errors.Is(err, errEngine) {
 		d := s.damaged("stored data does not read", err, r)

@@ -42,9 +42,11 @@ type Store struct {
 	failure  atomic.Pointer[ErrFailed] // the first; never changes again
 	failedCh chan struct{}             // closed with it
 	damages  chan *ErrDamaged          // on their way to OnFault
+	rots     chan *rotError            // met in the background, to be named
 	damageMu sync.Mutex
-	told     map[string]bool           // damage that OnFault knows of
-	bad      map[entryName]*ErrDamaged // damaged entries found
+	told     map[string]bool // damage that OnFault knows of
+	damage   []Damage        // found, and not written over since
+	merges   *compactions
 
 	// users counts the calls under way, plus closedBit once Close began; drained
 	// is closed when Close may go on.
@@ -102,28 +104,6 @@ func (s *Store) Err() error {
 		return f
 	}
 	return nil
-}
-
-// reportDamage tells OnFault of damage, once for each place.
-func (s *Store) reportDamage(d *ErrDamaged) {
-	key := d.File
-	if key == "" {
-		key = fmt.Sprint(d.What, d.Ranges)
-	}
-	s.damageMu.Lock()
-	told := s.told[key]
-	if !told && len(s.told) < 1000 {
-		s.told[key] = true
-	}
-	s.damageMu.Unlock()
-	if told {
-		return
-	}
-	s.cfg.Logger.Error("damaged data", "file", d.File, "what", d.What, "ranges", fmt.Sprint(d.Ranges), "err", d.Err)
-	select {
-	case s.damages <- d:
-	default: // OnFault is slow; the log has it
-	}
 }
 
 // noteSynced records that everything up to batch n is on disk.
@@ -187,6 +167,8 @@ func (s *Store) keep() {
 			tell(Fault{Stopped: true, Err: s.failure.Load()})
 		case d := <-s.damages:
 			tell(Fault{Err: d})
+		case rot := <-s.rots:
+			s.nameRot(rot)
 		case <-wake:
 			timer.Reset(s.cfg.WitnessInterval)
 			due = timer.C
@@ -256,6 +238,7 @@ func (s *Store) flush() (err error) {
 
 func (s *Store) closePebble() (err error) {
 	defer recovered(&err)
+	s.merges.end()
 	return s.db.Close()
 }
 

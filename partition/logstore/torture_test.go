@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
 	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
@@ -17,7 +18,7 @@ func newMem() *vfs.MemFS { return vfs.NewCrashableMem() }
 // testConfig makes tables small, so that flushes, compactions and new log files
 // happen within a few batches.
 func testConfig(fsys vfs.FS) Config {
-	return Config{Dir: "store", FS: fsys, MemTableBytes: 256 << 10, CacheBytes: 1 << 20, MinSyncInterval: -1}
+	return Config{Dir: "store", FS: fsys, MemTableBytes: 256 << 10, CacheBytes: 1 << 20, MinSyncInterval: -1, pause: time.Microsecond}
 }
 
 // powerCut runs batches, cuts the power at a random moment, opens what is left

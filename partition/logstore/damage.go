@@ -1,0 +1,120 @@
+package logstore
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+)
+
+// Damage is a piece of stored data that was found not to be what was written.
+type Damage struct {
+	File   string // empty if no one file is to blame
+	What   string
+	Ranges []Range
+	Found  time.Time
+}
+
+// maxDamage bounds what is kept of damage that was found. The log has all of it.
+const maxDamage = 1000
+
+// Damage lists what was found since the store was opened, by reads, by the
+// scrub, by compactions and at the start, and has neither been written over nor
+// removed since.
+func (s *Store) Damage() []Damage {
+	s.damageMu.Lock()
+	defer s.damageMu.Unlock()
+	return slices.Clone(s.damage)
+}
+
+// reportDamage tells OnFault of damage, once for each place.
+func (s *Store) reportDamage(d *ErrDamaged) {
+	key := damageKey(d.File, d.What, d.Ranges)
+	s.damageMu.Lock()
+	told := s.told[key] || len(s.told) >= maxDamage
+	if !told {
+		s.told[key] = true
+		s.damage = append(s.damage, Damage{File: d.File, What: d.What, Ranges: d.Ranges, Found: time.Now()})
+	}
+	s.damageMu.Unlock()
+	if told {
+		return
+	}
+	s.cfg.Logger.Error("damaged data", "file", d.File, "what", d.What, "ranges", fmt.Sprint(d.Ranges), "err", d.Err)
+	select {
+	case s.damages <- d:
+	default: // OnFault is slow; the log has it
+	}
+}
+
+func damageKey(file, what string, ranges []Range) string {
+	if file != "" {
+		what = "" // the same place is found in more than one way
+	}
+	return fmt.Sprint(file, what, ranges)
+}
+
+// forgetDamage drops what is known of a log's part that is gone: all of it if it
+// was rewritten, else up to the new base.
+func (s *Store) forgetDamage(p, base uint64, all bool) {
+	s.damageMu.Lock()
+	defer s.damageMu.Unlock()
+	if len(s.damage) == 0 {
+		return
+	}
+	s.damage = slices.DeleteFunc(s.damage, func(d Damage) bool {
+		if len(d.Ranges) == 0 || slices.ContainsFunc(d.Ranges, func(r Range) bool {
+			return r.Partition != p || (!all && (r.High == 0 || r.High > base))
+		}) {
+			return false
+		}
+		delete(s.told, damageKey(d.File, d.What, d.Ranges))
+		return true
+	})
+}
+
+// rotInBackground takes note of damage that a compaction met. It is called under
+// locks of Pebble's, so naming what is damaged is left to the keeper.
+func (s *Store) rotInBackground(rot *rotError) {
+	select {
+	case s.rots <- rot:
+	default: // the same again, most likely; it is met again, too
+	}
+}
+
+func (s *Store) nameRot(rot *rotError) {
+	s.reportDamage(&ErrDamaged{
+		Dir: s.cfg.Dir, File: rot.file, What: "a compaction met data that does not read", Ranges: s.rangesOf(rot.file), Err: rot,
+	})
+}
+
+// rangesOf says what a file may hold, by the MANIFEST as it is on disk.
+func (s *Store) rangesOf(name string) []Range {
+	dir := s.pebbleDir()
+	num, _, err := currentManifest(s.cfg.FS, dir)
+	if err != nil {
+		return nil
+	}
+	data, err := readAll(s.cfg.FS, s.cfg.FS.PathJoin(dir, manifestName(num)))
+	if err != nil {
+		return nil
+	}
+	m := newManifestState()
+	// It may be written just now: what was read up to the end is enough.
+	if _, _, err := scanRecords(data, 0, m.apply); err != nil {
+		return nil
+	}
+	for f, rs := range m.files() {
+		if f.name == name {
+			return tidy(rs)
+		}
+	}
+	return nil
+}
+
+// isDamage tells damage from other errors.
+func isDamage(err error) bool {
+	var d *ErrDamaged
+	var rot *rotError
+	return errors.As(err, &d) || errors.As(err, &rot)
+}
