@@ -117,7 +117,7 @@ to standard error. NO_COLOR is respected.`,
 		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.loadtestCommand(), a.versionCommand(),
 	)
 	a.helpOfCobra(root)
-	a.completions(root, map[string]completer{"TOPIC": a.topicNames, "GROUP": a.groupNames})
+	a.completions(root)
 	return root
 }
 
@@ -145,6 +145,16 @@ func (a *app) helpOfCobra(root *cobra.Command) {
 				return unknownCommand(cmd, rest[0])
 			}
 			return cmd.Help()
+		},
+		ValidArgsFunction: func(_ *cobra.Command, args []string, begun string) (names []string, _ cobra.ShellCompDirective) {
+			if cmd, rest, err := root.Find(args); err == nil && len(rest) == 0 {
+				for _, c := range cmd.Commands() {
+					if c.IsAvailableCommand() && strings.HasPrefix(c.Name(), begun) {
+						names = append(names, c.Name()+"\t"+c.Short)
+					}
+				}
+			}
+			return names, cobra.ShellCompDirectiveNoFileComp
 		},
 	})
 	root.InitDefaultCompletionCmd()

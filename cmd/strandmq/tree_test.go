@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 )
 
 // eachCommand calls fn with every command, those of cobra included.
@@ -78,6 +79,40 @@ func TestExamplesParse(t *testing.T) {
 	})
 	if n < 50 {
 		t.Errorf("only %d examples were found", n)
+	}
+}
+
+// Tab offers something for every value that a flag takes, or nothing; never the
+// names of files where none is wanted.
+func TestEveryFlagCompletes(t *testing.T) {
+	files := map[string]bool{"file": true, "data": true}
+	n := 0
+	eachCommand(testApp().root(), func(c *cobra.Command) {
+		c.LocalFlags().VisitAll(func(f *pflag.Flag) {
+			if f.NoOptDefVal != "" {
+				return // it takes no value
+			}
+			n++
+			complete, ok := c.GetFlagCompletionFunc(f.Name)
+			if !ok {
+				t.Errorf("%s --%s does not say what Tab offers", c.CommandPath(), f.Name)
+				return
+			}
+			c.SetContext(t.Context())
+			values, directive := complete(c, nil, "")
+			if ofFiles := directive&cobra.ShellCompDirectiveNoFileComp == 0; ofFiles != files[f.Name] {
+				t.Errorf("%s --%s offers names of files: %t", c.CommandPath(), f.Name, ofFiles)
+			}
+			// What help lists as choices is what Tab offers.
+			for _, v := range values {
+				if word, _, described := strings.Cut(v, "\t"); !described && !strings.Contains(f.Usage, word) {
+					t.Errorf("%s --%s offers %s, which its help does not name", c.CommandPath(), f.Name, word)
+				}
+			}
+		})
+	})
+	if n < 60 {
+		t.Errorf("only %d flags were found", n)
 	}
 }
 
