@@ -6,13 +6,24 @@ import "github.com/strandmq/strandmq/partition"
 // sends all waiters away and forgets what was planned.
 func (a *App) Lead(leading bool) {
 	a.leading = leading
+	a.sendAway(&partition.ErrNotLeader{Partition: a.id})
+	if leading {
+		for _, g := range a.groups {
+			g.lead()
+		}
+	}
+}
+
+var _ partition.Breaker = (*App)(nil)
+
+// Break tells whoever waits here why it is in vain.
+func (a *App) Break(why *partition.ErrDamaged) { a.sendAway(why) }
+
+func (a *App) sendAway(why error) {
 	for _, g := range a.groups {
 		if g.hand != nil {
-			g.hand.end(&partition.ErrNotLeader{Partition: a.id})
+			g.hand.end(why)
 			g.hand = nil
-		}
-		if leading {
-			g.lead()
 		}
 	}
 }

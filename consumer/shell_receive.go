@@ -156,7 +156,7 @@ func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held 
 		case a := <-answers:
 			if a.Err != nil {
 				// The other partitions go on.
-				if !errors.As(a.Err, new(*partition.ErrNotLeader)) && !errors.As(a.Err, new(*partition.ErrDamaged)) {
+				if !ofOnePartition(a.Err) {
 					return nil, 0, a.Err
 				}
 				failed = a.Err
@@ -181,6 +181,11 @@ func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held 
 		held = held[:req.Max]
 	}
 	return held, room, nil
+}
+
+// ofOnePartition tells whether the member's other partitions may go on.
+func ofOnePartition(err error) bool {
+	return errors.As(err, new(*partition.ErrNotLeader)) || errors.As(err, new(*partition.ErrDamaged))
 }
 
 func sortHandOuts(hs []handedOut) {
@@ -358,8 +363,7 @@ func (c *call) Handed(p partition.PartitionID, hs []handOut) {
 func (c *call) Ended(_ partition.PartitionID, why error) {
 	c.mu.Lock()
 	c.posted--
-	var other *partition.ErrNotLeader
-	if c.err == nil && (c.posted == 0 || !errors.As(why, &other)) {
+	if c.err == nil && (c.posted == 0 || !ofOnePartition(why)) {
 		c.err = why
 	}
 	c.mu.Unlock()

@@ -30,6 +30,11 @@ type App interface {
 	Drive(now Millis, log Log) (cmds [][]byte, wake Millis)
 }
 
+// Breaker is an App that others wait for, and that tells them why its partition
+// stops: Break comes just before the last Lead. The App's state is not to be
+// trusted then.
+type Breaker interface{ Break(why *ErrDamaged) }
+
 // Unheard is an event whose sender waits for the App: it is told when no App
 // will take the event, since the partition stopped or went on its way there.
 // It must not block.

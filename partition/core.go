@@ -434,7 +434,14 @@ func (c *core) fail(r *replica, err error) {
 	}
 	if r.leading {
 		r.leading = false
-		if err := c.guard(r, func() error { r.app.Lead(false); return nil }); err != nil {
+		err := c.guard(r, func() error {
+			if b, ok := r.app.(Breaker); ok {
+				b.Break(d)
+			}
+			r.app.Lead(false)
+			return nil
+		})
+		if err != nil {
 			c.cfg.Logger.Warn("a stopped partition's app complained", "partition", r.id.String(), "err", err)
 		}
 	}
