@@ -28,6 +28,18 @@ func (e *ErrFull) Error() string {
 	return fmt.Sprintf("partition %v takes no more at the moment: try again in %v", e.Partition, e.RetryAfter)
 }
 
+// ErrDiskStuck tells that the node's disk has not come back from a write for a
+// while. Nothing was taken in; the same call may succeed when it does.
+type ErrDiskStuck struct {
+	Partition PartitionID
+	For       time.Duration
+}
+
+func (e *ErrDiskStuck) Error() string {
+	return fmt.Sprintf("partition %v takes nothing in: the disk has not come back from a write for %v: try again when it does",
+		e.Partition, e.For.Round(time.Millisecond))
+}
+
 // ErrNotLeader tells that this node does not lead the partition. Nothing was
 // taken in.
 type ErrNotLeader struct {

@@ -213,6 +213,9 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 		return err
 	}
 	size := int64(len(batch))
+	if d := h.cfg.Store.Stuck(); d > 0 {
+		return &ErrDiskStuck{Partition: id, For: d}
+	}
 	if h.cfg.Store.Stalled() {
 		// The next write waits for the disk, and everything queued waits behind
 		// it: more would only be told later. Commands still go in, since they

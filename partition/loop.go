@@ -34,17 +34,33 @@ const (
 type inbox struct {
 	mu   sync.Mutex
 	in   []input
+	over bool // nobody takes any more
 	wake chan struct{}
 }
 
-func (b *inbox) put(in input) {
+// put returns false when nobody will take the input.
+func (b *inbox) put(in input) bool {
 	b.mu.Lock()
+	if b.over {
+		b.mu.Unlock()
+		return false
+	}
 	b.in = append(b.in, in)
 	first := len(b.in) == 1
 	b.mu.Unlock()
 	if first {
 		b.nudge()
 	}
+	return true
+}
+
+// end takes what is left, and lets nothing more in.
+func (b *inbox) end() []input {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	in := b.in
+	b.in, b.over = nil, true
+	return in
 }
 
 func (b *inbox) nudge() {
@@ -143,6 +159,10 @@ func (h *Host) loop() {
 		timer.Reset(d)
 		select {
 		case <-h.inbox.wake:
+		case <-h.cfg.Store.Failed():
+			// What is under way may never come back.
+			h.fall(h.cfg.Store.Err(), nil)
+			return
 		case <-ticker.C:
 			c.tick()
 		case <-timer.C:
@@ -200,7 +220,7 @@ func (h *Host) fall(err error, rest []input) {
 	h.stopped = true
 	h.stopMu.Unlock()
 	stopped := h.stoppedError()
-	for _, in := range append(rest, h.inbox.take(nil)...) {
+	for _, in := range append(rest, h.inbox.end()...) {
 		switch {
 		case in.p != nil:
 			h.core.answers = append(h.core.answers, answer{shelf: in.shelf, p: in.p, err: stopped})
@@ -252,7 +272,10 @@ func (h *Host) wait(w *write) error {
 func (h *Host) syncer() {
 	defer close(h.syncDone)
 	for w := range h.syncs {
-		h.inbox.put(input{what: inDurable, w: w, err: h.wait(w)})
+		err := h.wait(w)
+		if !h.inbox.put(input{what: inDurable, w: w, err: err}) && w.then != nil {
+			w.then(h.stoppedError()) // the loop has ended without it
+		}
 	}
 }
 

@@ -98,11 +98,25 @@ func (a *app) serve(ctx context.Context, b *broker.Broker) error {
 		a.talk("stopping")
 		return b.Close()
 	case err := <-b.Failed():
-		// The broker has stopped what it cannot trust; closing ends the rest.
-		_ = b.Close()
+		// The broker has stopped what it cannot trust; closing ends the rest. A
+		// disk that hangs lets nobody close it.
+		closed := make(chan struct{})
+		go func() {
+			defer close(closed)
+			_ = b.Close()
+		}()
+		select {
+		case <-closed:
+		case <-time.After(closeTime):
+			a.talk("the disk does not let go of the data folder; ending without it")
+		}
 		return fmt.Errorf("the broker stopped: %w", err)
 	}
 }
+
+// closeTime is how long a broker that failed may take to close: calls in
+// progress have 5 s, and the rest is quick unless the disk hangs.
+const closeTime = 15 * time.Second
 
 // logger makes the broker's log, which goes to standard error.
 func (a *app) logger(level, format string) (*slog.Logger, error) {

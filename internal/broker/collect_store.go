@@ -26,6 +26,8 @@ func (b *Broker) collectStore(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(desc("store_batches_total", "Batches that were committed over the store's life."), prometheus.CounterValue, float64(m.Batches))
 	ch <- prometheus.MustNewConstMetric(desc("store_write_stalls_total", "Times that writes waited for flushes."), prometheus.CounterValue, float64(m.WriteStalls))
 	ch <- prometheus.MustNewConstMetric(desc("store_write_stall_seconds_total", "How long writes waited for flushes."), prometheus.CounterValue, m.WriteStallFor.Seconds())
+	ch <- prometheus.MustNewConstMetric(desc("store_slow_writes_total", "Writes and fsyncs that took a second or more."), prometheus.CounterValue, float64(m.SlowWrites))
+	ch <- prometheus.MustNewConstMetric(desc("store_stuck_seconds", "How long the disk has not come back from a write; 0 below 3 s."), prometheus.GaugeValue, m.StuckFor.Seconds())
 	ch <- prometheus.MustNewConstMetric(desc("store_log_bytes", "Log files that a restart would replay."), prometheus.GaugeValue, float64(m.LogBytes))
 	ch <- prometheus.MustNewConstMetric(desc("store_disk_bytes", "Everything of the store on disk."), prometheus.GaugeValue, float64(m.DiskBytes))
 	ch <- prometheus.MustNewConstMetric(desc("store_compaction_debt_bytes", "Bytes that compactions still have to move."), prometheus.GaugeValue, float64(m.CompactionDebt))

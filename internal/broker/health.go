@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -26,6 +27,10 @@ func (b *Broker) probes(mux *http.ServeMux) {
 		}
 		if err := b.failure(); err != nil {
 			checks[2].fault = err.Error()
+		} else if b.notStarted() == "" {
+			if d := b.store.Stuck(); d > 0 {
+				checks[2].fault = fmt.Sprintf("the disk has not come back from a write for %v", d.Round(time.Second))
+			}
 		}
 		if b.notStarted() == "" && b.serving.Err() == nil {
 			// A damaged partition is the operator's concern and the callers of

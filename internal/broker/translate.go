@@ -145,6 +145,7 @@ func (x explainer) partitionError(err error) *refusal {
 	var (
 		gone      *partition.ErrUnknownPartition
 		full      *partition.ErrFull
+		stuck     *partition.ErrDiskStuck
 		notLeader *partition.ErrNotLeader
 		unknown   *partition.ErrOutcomeUnknown
 		stopped   *partition.ErrStopped
@@ -159,6 +160,8 @@ func (x explainer) partitionError(err error) *refusal {
 		return &refusal{reason: reason, retryAfter: after, text: fmt.Sprintf(format, args...)}
 	}
 	switch {
+	case errors.As(err, &stuck):
+		return passes("DISK_STUCK", time.Second, "the broker's disk has not come back from a write for %v, so nothing is published: try again when it does", stuck.For.Round(time.Second))
 	case errors.As(err, &full):
 		return passes("QUEUE_FULL", full.RetryAfter, "%s takes no more at the moment: try again in %v", x.partition(full.Partition), full.RetryAfter)
 	case errors.As(err, &notLeader):

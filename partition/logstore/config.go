@@ -46,6 +46,13 @@ type Config struct {
 	// their space is given back. Default 5 s, negative for never, at most 1 h.
 	DeleteDelay time.Duration
 
+	// StallAfter is how long a write or fsync may be under way until the store
+	// counts as stuck (see Store.Stuck). Default 3 s; 1 ms to 1 h.
+	StallAfter time.Duration
+	// StallStop is how long until the store stops for good. Default 20 s; not
+	// below StallAfter, at most 24 h.
+	StallStop time.Duration
+
 	// Logger takes what is worth knowing; nil drops it.
 	Logger *slog.Logger
 	// OnFault is called from a goroutine of the store: at most once with
@@ -84,6 +91,12 @@ func (c Config) Validate() error {
 	if c.DeleteDelay > time.Hour {
 		bad("DeleteDelay is %v, at most 1h", c.DeleteDelay)
 	}
+	if c.StallAfter != 0 && (c.StallAfter < time.Millisecond || c.StallAfter > time.Hour) {
+		bad("StallAfter is %v, want 1ms to 1h", c.StallAfter)
+	}
+	if c.StallStop != 0 && (c.StallStop < c.StallAfter || c.StallStop > 24*time.Hour) {
+		bad("StallStop is %v, want StallAfter to 24h", c.StallStop)
+	}
 	return errors.Join(errs...)
 }
 
@@ -105,6 +118,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.DeleteDelay == 0 {
 		c.DeleteDelay = 5 * time.Second
+	}
+	if c.StallAfter == 0 {
+		c.StallAfter = 3 * time.Second
+	}
+	if c.StallStop == 0 {
+		c.StallStop = max(20*time.Second, c.StallAfter)
 	}
 	if c.pause == 0 {
 		c.pause = time.Second

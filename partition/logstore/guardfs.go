@@ -26,6 +26,7 @@ type guardFS struct {
 	failed atomic.Bool
 	report func(op, path string, err error) // called at least once
 	syncs  *syncStats
+	watch  diskWatch
 	lost   map[string]lostValues // set before Pebble opens, not changed afterwards
 }
 
@@ -54,7 +55,9 @@ func (g *guardFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error)
 	if g.failed.Load() {
 		return &lostFile{name: name}, nil
 	}
+	op := g.watch.begin("create", name)
 	f, err := g.FS.Create(name, c)
+	g.watch.end(op)
 	if err != nil {
 		g.fault("create", name, err)
 		return &lostFile{name: name}, nil
@@ -92,7 +95,9 @@ func (g *guardFS) ReuseForWrite(oldname, newname string, c vfs.DiskWriteCategory
 	if g.failed.Load() {
 		return &lostFile{name: newname}, nil
 	}
+	op := g.watch.begin("reuse", newname)
 	f, err := g.FS.ReuseForWrite(oldname, newname, c)
+	g.watch.end(op)
 	if err != nil {
 		g.fault("reuse", newname, err)
 		return &lostFile{name: newname}, nil
@@ -116,7 +121,10 @@ func (g *guardFS) change(op, path string, do func() error) error {
 	if g.failed.Load() {
 		return nil
 	}
-	if err := do(); err != nil {
+	id := g.watch.begin(op, path)
+	err := do()
+	g.watch.end(id)
+	if err != nil {
 		g.fault(op, path, err)
 	}
 	return nil
@@ -167,7 +175,10 @@ func (f *guardFile) Write(p []byte) (int, error) {
 	if f.g.failed.Load() {
 		return len(p), nil
 	}
-	if _, err := f.File.Write(p); err != nil {
+	op := f.g.watch.begin("write", f.path)
+	_, err := f.File.Write(p)
+	f.g.watch.end(op)
+	if err != nil {
 		f.g.fault("write", f.path, err)
 	}
 	return len(p), nil
@@ -177,7 +188,10 @@ func (f *guardFile) WriteAt(p []byte, off int64) (int, error) {
 	if f.g.failed.Load() {
 		return len(p), nil
 	}
-	if _, err := f.File.WriteAt(p, off); err != nil {
+	op := f.g.watch.begin("write", f.path)
+	_, err := f.File.WriteAt(p, off)
+	f.g.watch.end(op)
+	if err != nil {
 		f.g.fault("write", f.path, err)
 	}
 	return len(p), nil
@@ -192,7 +206,10 @@ func (f *guardFile) sync(do func() error) error {
 		return nil
 	}
 	start := time.Now()
-	if err := do(); err != nil {
+	op := f.g.watch.begin("fsync", f.path)
+	err := do()
+	f.g.watch.end(op)
+	if err != nil {
 		f.g.fault("fsync", f.path, err)
 		return nil
 	}
@@ -206,7 +223,9 @@ func (f *guardFile) SyncTo(length int64) (bool, error) {
 	if f.g.failed.Load() {
 		return true, nil
 	}
+	op := f.g.watch.begin("fsync", f.path)
 	full, err := f.File.SyncTo(length)
+	f.g.watch.end(op)
 	if err != nil {
 		f.g.fault("fsync", f.path, err)
 		return true, nil

@@ -45,6 +45,9 @@ type Metrics struct {
 	WriteStalls   int64         // times that writes had to wait for flushes
 	WriteStallFor time.Duration // all together
 
+	SlowWrites int64         // to the disk, that took a second or more
+	StuckFor   time.Duration // see Store.Stuck
+
 	L0Sublevels    int32  // tables that a read may have to look into
 	CompactionDebt uint64 // bytes that compactions still have to move
 	LogBytes       uint64 // of the log files that a restart would replay
@@ -62,6 +65,8 @@ func (s *Store) Metrics() Metrics {
 		FsyncCounts:   make([]int64, len(s.syncs.bucket)),
 		WriteStalls:   s.stalls.Load(),
 		WriteStallFor: time.Duration(s.stallTime.Load()),
+		SlowWrites:    s.fs.watch.slow.Load(),
+		StuckFor:      s.Stuck(),
 	}
 	for i := range s.syncs.bucket {
 		m.FsyncCounts[i] = s.syncs.bucket[i].Load()

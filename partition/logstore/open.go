@@ -106,8 +106,9 @@ func (s *Store) open() error {
 		return f
 	}
 	s.unsynced = s.cfg.unsynced // not before: what makes the store is always synced
-	s.stop, s.stopped = make(chan struct{}), make(chan struct{})
+	s.stop, s.stopped, s.watched = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go s.keep()
+	go s.watch(s.stop, s.watched)
 	return nil
 }
 

@@ -56,6 +56,7 @@ type Store struct {
 	wake    chan struct{} // the keeper has something to witness
 	stop    chan struct{}
 	stopped chan struct{}
+	watched chan struct{}
 }
 
 const closedBit = 1 << 40
@@ -202,6 +203,7 @@ func (s *Store) shut() error {
 	if s.stop != nil {
 		close(s.stop)
 		<-s.stopped
+		<-s.watched
 	}
 	if s.db != nil {
 		if s.failure.Load() == nil && !s.cfg.ReadOnly {
