@@ -118,7 +118,7 @@ type Counts struct {
 	Skipped    uint64 // passed over by a reset, a discard or retention
 	NotScanned uint64
 
-	Expired   uint64 // part of Skipped: removed by retention before they were scanned
+	Expired   uint64 // part of Skipped: removed by retention before they were settled
 	Replaying uint64 // part of the above: dead letters that are delivered again
 	HandedOut uint64
 	Retried   uint64
@@ -165,6 +165,28 @@ type GroupState struct {
 	Counts   Counts
 	Stalls   []Stall // at most 20, the oldest first
 	Members  []MemberHold
+	Kept     Kept
+}
+
+// Loss is messages that retention took from a group before it had settled them:
+// Count of those from First to Last.
+type Loss struct {
+	First, Last partition.Offset
+	Count       uint64
+	Cause       string           // age, size: the topic's limits; hold-limit: the group's
+	From, Until partition.Millis // when the first and the last of them was lost
+}
+
+// Kept is what retention left of a group in a partition.
+type Kept struct {
+	Needs     partition.Offset // first message that the group has not settled
+	Losses    []Loss           // the oldest first, at most 100
+	Copies    uint64           // dead letters whose message the log no longer keeps
+	CopyBytes uint64
+	Expired   uint64
+	Holds     bool   // the policy says so
+	HoldBytes uint64 // and how much at most; 0: any number
+	HoldAge   partition.Millis
 }
 
 // Attempt is one hand-out and how it ended.

@@ -102,10 +102,11 @@ func (g *group) checkpoint() error {
 		g.sweep = !all
 	}
 	if g.kept > g.start {
-		// Nobody can settle what retention removed.
-		_, err := sweep(g.rows, g.rows.key(rowSettled, partition.Offset(g.epoch)), g.rows.key2(rowSettled, g.epoch, g.kept))
+		// Nobody can settle what retention removed, or ask what became of it; but
+		// an answer may have been lost on its way.
+		_, err := sweep(g.rows, g.rows.key(rowSettled, partition.Offset(g.epoch)), g.rows.key2(rowSettled, g.epoch, g.answers()))
 		if err == nil {
-			_, err = sweep(g.rows, g.rows.prefix(rowSkipped), g.rows.key(rowSkipped, g.kept))
+			_, err = sweep(g.rows, g.rows.prefix(rowSkipped), g.rows.key(rowSkipped, g.answers()))
 		}
 		if err == nil {
 			_, err = sweep(g.rows, g.rows.prefix(rowVoid), g.rows.key(rowVoid, g.kept))

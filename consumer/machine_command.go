@@ -78,16 +78,27 @@ func (r *reader) header() header {
 	}
 }
 
+// Flags of a policy. Policies without the last one are from before there was
+// anything to hold.
+const (
+	policyOnce  byte = 1 // at most once
+	policyHold  byte = 2
+	policyHolds byte = 4 // the limits of holding follow
+)
+
 func appendPolicy(b []byte, p Policy) []byte {
-	var flags byte
+	flags := policyHolds
 	if p.AtMostOnce {
-		flags |= 1
+		flags |= policyOnce
+	}
+	if p.Retention == Hold {
+		flags |= policyHold
 	}
 	b = append(b, byte(p.Mode), byte(p.OnExhaustion), flags)
 	for _, v := range []uint64{
 		uint64(p.AckDeadline), uint64(p.MaxHold), uint64(p.Backoff), uint64(p.BackoffMax),
 		uint64(p.MaxAttempts), uint64(p.MaxInFlightMember), uint64(p.MaxInFlightPartition),
-		uint64(p.MaxDeferred), uint64(p.MaxDeferredKey),
+		uint64(p.MaxDeferred), uint64(p.MaxDeferredKey), p.HoldBytes, uint64(p.HoldAge),
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
@@ -97,14 +108,21 @@ func appendPolicy(b []byte, p Policy) []byte {
 func (r *reader) policy() Policy {
 	p := Policy{Mode: Mode(r.byte()), OnExhaustion: Exhaustion(r.byte())}
 	flags := r.byte()
-	p.AtMostOnce = flags&1 != 0
+	p.AtMostOnce = flags&policyOnce != 0
 	p.AckDeadline, p.MaxHold = partition.Millis(r.uvarint()), partition.Millis(r.uvarint())
 	p.Backoff, p.BackoffMax = partition.Millis(r.uvarint()), partition.Millis(r.uvarint())
 	p.MaxAttempts, p.MaxInFlightMember, p.MaxInFlightPartition = r.uint32(), r.uint32(), r.uint32()
 	p.MaxDeferred, p.MaxDeferredKey = r.uint32(), r.uint32()
+	p.Retention, p.HoldBytes = Expire, DefaultHoldBytes
+	if flags&policyHold != 0 {
+		p.Retention = Hold
+	}
+	if flags&policyHolds != 0 {
+		p.HoldBytes, p.HoldAge = r.uvarint(), r.time()
+	}
 	// Only what could not be acted on is refused: the bounds of Validate may
 	// change, and old logs must still be read.
-	if r.bad == "" && (flags > 1 || p.Mode < ByKey || p.Mode > NoOrder || p.OnExhaustion < Skip || p.OnExhaustion > Park) {
+	if r.bad == "" && (flags&^(policyOnce|policyHold|policyHolds) != 0 || p.Mode < ByKey || p.Mode > NoOrder || p.OnExhaustion < Skip || p.OnExhaustion > Park) {
 		r.fail("impossible policy")
 	}
 	return p

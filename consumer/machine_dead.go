@@ -123,6 +123,7 @@ func (g *group) discard(offsets []partition.Offset) (res deadResult) {
 			continue
 		}
 		g.rows.dropDead(o, row.keyHash)
+		g.dropCopy(o)
 		g.rows.putRun(run{o, o, byDiscard})
 		g.dead--
 		g.skipped++

@@ -265,10 +265,6 @@ func (h *hand) redeliver(now partition.Millis, p *openPlan, budget *int) (full b
 // somebody, the others are scanned so that what is behind them can go.
 func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
 	at := log.Position()
-	if h.next < at.Start && len(h.open) == 0 {
-		h.next = at.Start // retention was faster
-		h.writer.base = h.next
-	}
 	end := log.Foreseen()
 	if h.behind || h.next >= end || h.next < at.Start || *budget <= 0 {
 		return false

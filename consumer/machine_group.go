@@ -431,6 +431,7 @@ func (g *group) acknowledge(i int32) {
 	}
 	if e.replayed {
 		g.rows.dropDead(e.offset, e.keyHash)
+		g.dropCopy(e.offset)
 		g.replaying--
 	}
 	g.acked++

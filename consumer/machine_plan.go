@@ -85,15 +85,7 @@ func (a *App) plan(at partition.Position, g *group, r *reader, see foresight) {
 	}
 
 	o := partition.Offset(r.uvarint())
-	stop := void
-	switch {
-	case stop || o <= g.scanned:
-	case o <= at.Start && o <= at.End:
-		// Retention was faster: what it removed is lost to this group.
-		g.expire(o)
-	default:
-		stop = true // an earlier plan was void in part
-	}
+	stop := void || o > g.scanned // an earlier plan was void in part
 	right := at.End
 	if see.end != at.End {
 		right = min(right, see.from)
@@ -208,31 +200,6 @@ func (g *group) known(o partition.Offset) (row deadRow, dead, passed bool) {
 	_, passed, err = g.rows.skippedAt(o)
 	g.fault(err)
 	return deadRow{}, false, passed
-}
-
-// expire moves the scan to where retention came to. Dead letters stay what they
-// are, and those that were to be delivered again will not be.
-func (g *group) expire(to partition.Offset) {
-	gone := uint64(to - g.scanned)
-	n := g.skip(g.gaps(g.scanned, to, byExpiry))
-	g.expired += n
-	if g.again > 0 {
-		var os []partition.Offset
-		g.fault(g.eachDead(g.scanned, func(o partition.Offset, d deadRow) bool {
-			if o < to && d.replaying {
-				os = append(os, o)
-			}
-			return o < to
-		}))
-		for _, o := range os {
-			g.endReplay(o)
-			g.ahead++
-			g.replaying--
-			g.again--
-		}
-	}
-	g.ahead -= gone - n
-	g.scanned = to
 }
 
 // handed tells the hand of a hand-out, and settles it where that is the policy.

@@ -14,6 +14,9 @@ import (
 //	'r' group 'h' offset                   its failed attempts
 //	'r' group 'd' offset                   a dead letter
 //	'r' group 'k' key hash, offset         the same, found by its key
+//	'r' group 'c' offset                   a copy of its message, which the log does not keep any more
+//	'r' group 'i' id hash, offset          the same, found by its message id
+//	'r' group 'l'                          what retention took, and how much is copied
 //	'r' group 'b' key hash                 the dead letters that park a key
 //	'r' group 'x' epoch, offset            acked, but not by its first hand-out
 //	'r' group 's' last offset              a run of messages that were skipped
@@ -31,6 +34,9 @@ const (
 	rowHistory byte = 'h'
 	rowDead    byte = 'd'
 	rowDeadKey byte = 'k'
+	rowCopy    byte = 'c'
+	rowCopyID  byte = 'i'
+	rowKeeping byte = 'l'
 	rowBlocker byte = 'b'
 	rowSettled byte = 'x'
 	rowSkipped byte = 's'
@@ -103,7 +109,7 @@ type cause byte
 const (
 	byReset   cause = 1
 	byDiscard cause = 2
-	byExpiry  cause = 3
+	_         cause = 3 // by retention, once: such runs were never needed
 )
 
 // run is messages that were skipped, first to last. Its key is its last offset,
@@ -228,7 +234,7 @@ func (r rowsOf) history(o partition.Offset) ([]Attempt, error) {
 // Dead letters.
 
 // deadRow is a dead letter as it is stored. The message itself stays where it
-// is in the log.
+// is in the log, until retention passes it.
 type deadRow struct {
 	keyHash   uint64
 	size      uint32
@@ -242,7 +248,7 @@ type deadRow struct {
 	history   []Attempt
 }
 
-const deadReplaying byte = 1 // flag 2 is kept for a copy of the record
+const deadReplaying byte = 1
 
 func (d *deadRow) encode() []byte {
 	var flags byte

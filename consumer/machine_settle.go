@@ -91,9 +91,6 @@ func (g *group) settleAgain(t Token, a Action) SettleResult {
 	if t.Offset >= g.scanned || t.Offset < g.start {
 		return stale("the message is not handed out")
 	}
-	if t.Offset < g.kept {
-		return stale("the message expired: retention removed it")
-	}
 	row, dead, err := g.rows.dead(t.Offset)
 	g.fault(err)
 	if dead {
@@ -102,6 +99,9 @@ func (g *group) settleAgain(t Token, a Action) SettleResult {
 			return SettleResult{Dead: true}
 		}
 		return stale("the message is a dead letter")
+	}
+	if t.Offset < g.answers() || t.Offset < g.kept && g.lost(t.Offset) {
+		return stale("the message expired: retention removed it")
 	}
 	_, skipped, err := g.rows.skippedAt(t.Offset)
 	g.fault(err)

@@ -259,8 +259,6 @@ func (g *group) where(o partition.Offset, now partition.Millis) MessageInGroup {
 		switch why {
 		case byDiscard:
 			res.Detail = "discarded"
-		case byExpiry:
-			res.Detail = "removed by retention before the group saw it"
 		default:
 			res.Detail = "passed over by a reset"
 		}

@@ -64,6 +64,28 @@ func (e Exhaustion) String() string {
 	}
 }
 
+// Retention is what becomes of messages that the topic's limits no longer keep
+// and the group has not handled.
+type Retention uint8
+
+// Expire loses them, with a record of the loss; Hold keeps them, up to a limit.
+const (
+	Expire Retention = 1
+	Hold   Retention = 2
+)
+
+// String prints the choice as expire, hold.
+func (r Retention) String() string {
+	switch r {
+	case Expire:
+		return "expire"
+	case Hold:
+		return "hold"
+	default:
+		return fmt.Sprintf("retention(%d)", uint8(r))
+	}
+}
+
 // Policy is how a group handles its messages. A partition reads it from its own
 // log only, so every replica decides by the same policy at the same entry.
 type Policy struct {
@@ -79,6 +101,9 @@ type Policy struct {
 	AtMostOnce           bool   // the hand-out settles; nothing is retried
 	MaxDeferred          uint32 // most messages that wait in a partition; memory: ~150 B each
 	MaxDeferredKey       uint32 // most messages that wait behind one key
+	Retention            Retention
+	HoldBytes            uint64           // hold: most bytes of a partition kept beyond the topic's limits; 0: any number
+	HoldAge              partition.Millis // hold: the oldest message that is kept for the group; 0: of any age
 }
 
 // Default is the policy of a group that asked for nothing else.
@@ -95,13 +120,22 @@ func Default() Policy {
 		OnExhaustion:         Skip,
 		MaxDeferred:          100_000,
 		MaxDeferredKey:       10_000,
+		Retention:            Expire,
+		HoldBytes:            DefaultHoldBytes,
 	}
 }
+
+// DefaultHoldBytes is what a group that holds may keep of a partition beyond the
+// topic's limits: a group that everybody forgot must not fill the disk.
+const DefaultHoldBytes = 1 << 30
 
 const (
 	minute partition.Millis = 60_000
 	hour                    = 60 * minute
 	day                     = 24 * hour
+
+	maxHoldBytes = 1 << 50
+	maxHoldAge   = 36_500 * day
 )
 
 // Validate lists every fault of a policy at once, as an *ErrBadPolicy.
@@ -132,6 +166,13 @@ func (p Policy) Validate() error {
 	count("max_in_flight_partition", p.MaxInFlightPartition, 1, 1_000_000)
 	count("max_deferred", p.MaxDeferred, 1, 10_000_000)
 	count("max_deferred_key", p.MaxDeferredKey, 1, 10_000_000)
+	if p.Retention != Expire && p.Retention != Hold {
+		faults = append(faults, "retention must be expire or hold")
+	}
+	if p.HoldBytes > maxHoldBytes {
+		faults = append(faults, fmt.Sprintf("hold_limit_bytes is %d and must be from 0 to %d", p.HoldBytes, maxHoldBytes))
+	}
+	span("hold_limit", p.HoldAge, 0, maxHoldAge)
 	if p.AtMostOnce && p.OnExhaustion == Park {
 		faults = append(faults, "on_exhaustion park does nothing for an at-most-once group, whose messages never fail: use skip")
 	}

@@ -83,7 +83,7 @@ func (p *memPart) replayed() string {
 		return err.Error()
 	}
 	for _, c := range p.cmds[p.checkpoint:] {
-		if _, err := again.Apply(c.at, c.cmd); err != nil {
+		if _, err := c.run(again, p); err != nil {
 			return err.Error()
 		}
 	}
@@ -260,10 +260,32 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	case "restart":
 		s.w.parts[pid].restart()
 		return ""
-	case "retain": // retention removes what is before
-		s.w.parts[pid].start = s.offset(pid, what()[0])
+	case "retain": // retention removes what is before, as far as the groups let it
+		to := partition.Offset(len(s.w.parts[pid].msgs))
+		if name := what()[0]; name != "end" {
+			to = s.offset(pid, name)
+		}
+		start, err := s.w.parts[pid].trim(partition.TrimTo{To: to, Why: partition.BySize, Now: s.w.now, Done: d.HasArg("done"), Firm: d.HasArg("firm")})
+		if err != nil {
+			t.Fatal(err)
+		}
 		s.w.turn(s.w.parts[pid])
-		return ""
+		if start == to {
+			return ""
+		}
+		return fmt.Sprintf("from %d on is kept", start)
+	case "kept": // what retention left of the group
+		all, err := s.s.Kept(ctx, pid)
+		if err != nil {
+			return result(err)
+		}
+		k := all[gid]
+		var b strings.Builder
+		fmt.Fprintf(&b, "needs %d, %d expired, %d copies\n", k.Needs, k.Expired, k.Copies)
+		for _, l := range k.Losses {
+			fmt.Fprintf(&b, "lost %d of %d to %d by %s, +%d to +%d\n", l.Count, l.First, l.Last, l.Cause, l.From-1_000_000, l.Until-1_000_000)
+		}
+		return b.String()
 	case "end-session":
 		return result(s.s.EndSession(ctx, pid, gid, member, session))
 	case "leave":
@@ -395,6 +417,12 @@ func (s *scenario) policy(t *testing.T, d *datadriven.TestData, p Policy) Policy
 			p.MaxDeferred = uint32(val())
 		case "max-deferred-key":
 			p.MaxDeferredKey = uint32(val())
+		case "hold":
+			p.Retention = Hold
+		case "hold-bytes":
+			p.HoldBytes = uint64(val())
+		case "hold-age":
+			p.HoldAge = partition.Millis(val())
 		case "park":
 			p.OnExhaustion = Park
 		case "skip":

@@ -3,7 +3,6 @@ package consumer
 import (
 	"bytes"
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/strandmq/strandmq/partition"
@@ -13,33 +12,15 @@ import (
 // one look at them takes: it keeps a partition's turn short.
 const chunk = 1000
 
-// read reads messages; those that retention removed are empty and have
-// an offset that no message has.
-func (s *Shell) read(pid partition.PartitionID, offsets []partition.Offset) ([]partition.Message, error) {
-	msgs, err := s.host.ReadAt(pid, offsets)
-	var gone *partition.ErrExpired
-	if err == nil || !errors.As(err, &gone) {
-		return msgs, err
-	}
-	n, _ := slices.BinarySearch(offsets, gone.Start)
-	kept, err := s.host.ReadAt(pid, offsets[n:])
-	if err != nil {
-		return nil, err
-	}
-	msgs = make([]partition.Message, n, len(offsets))
-	for i := range msgs {
-		msgs[i].Offset = ^partition.Offset(0) // of no message
-	}
-	return append(msgs, kept...), nil
-}
-
 // Stats gives a group's state in a partition, taken at one position of its log.
 func (s *Shell) Stats(ctx context.Context, pid partition.PartitionID, gid GroupID) (GroupState, error) {
 	var st GroupState
 	now := s.Now()
 	err := s.view(ctx, pid, gid, func(g *group, at partition.Position) error {
 		st = g.state(at, now)
-		return nil
+		var err error
+		st.Kept, err = g.keptState()
+		return err
 	})
 	if err != nil {
 		return GroupState{}, err
@@ -55,7 +36,7 @@ func (s *Shell) Stats(ctx context.Context, pid partition.PartitionID, gid GroupI
 	if len(offsets) == 0 {
 		return st, nil
 	}
-	msgs, err := s.read(pid, offsets)
+	msgs, err := s.read(pid, gid, offsets)
 	if err != nil {
 		return GroupState{}, err
 	}
@@ -77,7 +58,7 @@ func (s *Shell) DeadLetters(ctx context.Context, pid partition.PartitionID, gid 
 	for i := range ds {
 		ds[i].History = nil
 	}
-	return ds, s.fillDead(pid, ds)
+	return ds, s.fillDead(pid, gid, ds)
 }
 
 // DeadLetter gives one dead letter with its history, or *ErrNotDead.
@@ -89,7 +70,7 @@ func (s *Shell) DeadLetter(ctx context.Context, pid partition.PartitionID, gid G
 	if len(ds) == 0 || ds[0].Offset != o {
 		return DeadLetter{}, &ErrNotDead{Partition: pid, Offset: o}
 	}
-	if err := s.fillDead(pid, ds); err != nil {
+	if err := s.fillDead(pid, gid, ds); err != nil {
 		return DeadLetter{}, err
 	}
 	return ds[0], nil
@@ -115,7 +96,7 @@ func (s *Shell) deadRows(ctx context.Context, pid partition.PartitionID, gid Gro
 	return ds, err
 }
 
-func (s *Shell) fillDead(pid partition.PartitionID, ds []DeadLetter) error {
+func (s *Shell) fillDead(pid partition.PartitionID, gid GroupID, ds []DeadLetter) error {
 	if len(ds) == 0 {
 		return nil
 	}
@@ -123,7 +104,7 @@ func (s *Shell) fillDead(pid partition.PartitionID, ds []DeadLetter) error {
 	for i := range ds {
 		offsets[i] = ds[i].Offset
 	}
-	msgs, err := s.read(pid, offsets)
+	msgs, err := s.read(pid, gid, offsets)
 	if err != nil {
 		return err
 	}
@@ -219,7 +200,7 @@ func (s *Shell) eachSelected(ctx context.Context, pid partition.PartitionID, gid
 			return err
 		}
 		for os := range slices.Chunk(all, chunk) {
-			msgs, err := s.read(pid, os)
+			msgs, err := s.read(pid, gid, os)
 			if err != nil {
 				return err
 			}

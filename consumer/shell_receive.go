@@ -415,7 +415,7 @@ func (s *Shell) fill(req ReceiveRequest, hs []handedOut) ([]Delivery, error) {
 		for i := range offsets {
 			offsets[i] = hs[i].Offset
 		}
-		msgs, err := s.read(hs[0].part, offsets)
+		msgs, err := s.read(hs[0].part, req.Group, offsets)
 		var damaged *partition.ErrDamaged
 		if errors.As(err, &damaged) {
 			unread = err

@@ -161,10 +161,23 @@ func (st *Stream) handed(part partition.PartitionID, hs []handOut) (Handed, bool
 	}
 	raws, err := st.s.host.ReadRawAt(part, os, raws)
 	var gone *partition.ErrExpired
-	if err != nil && errors.As(err, &gone) {
+	for err != nil && errors.As(err, &gone) {
+		// What is delivered again may be a copy; the rest retention removed.
 		n, _ := slices.BinarySearch(os, gone.Start)
-		raws, err = st.s.host.ReadRawAt(part, os[n:], raws[:0])
-		hs = hs[n:]
+		var copies []partition.RawMessage
+		if copies, err = st.s.copies(part, st.req.Group, os[:n]); err != nil {
+			break
+		}
+		raws = raws[:0]
+		there := make([]handOut, 0, len(hs))
+		for i, m := range copies {
+			if m.Offset != noOffset {
+				raws, there = append(raws, m), append(there, hs[i])
+			}
+		}
+		if raws, err = st.s.host.ReadRawAt(part, os[n:], raws); err == nil || !errors.As(err, &gone) {
+			hs = append(there, hs[n:]...)
+		}
 	}
 	st.offsets = os[:0]
 	if err != nil {

@@ -110,8 +110,71 @@ type memPart struct {
 }
 
 type memCmd struct {
-	at  partition.Position
-	cmd []byte
+	at   partition.Position
+	cmd  []byte
+	trim *partition.TrimTo // instead of a command
+}
+
+// run applies it, the first time and after a restart.
+func (c memCmd) run(app *App, p *memPart) (any, error) {
+	if c.trim == nil {
+		return app.Apply(c.at, c.cmd)
+	}
+	log := memKept{p, c.at}
+	to, err := app.Keeps(c.at, *c.trim, log)
+	if err != nil || to <= c.at.Start {
+		return c.at.Start, err
+	}
+	return to, app.Trim(c.at, *c.trim, to, log)
+}
+
+// trim is what partition does with a TrimTo.
+func (p *memPart) trim(t partition.TrimTo) (partition.Offset, error) {
+	p.at++
+	t.To = min(max(t.To, p.start), p.Position().End)
+	c := memCmd{at: p.Position(), trim: &t}
+	res, err := c.run(p.app, p)
+	if err != nil {
+		return 0, err
+	}
+	p.cmds = append(p.cmds, c)
+	p.start = res.(partition.Offset)
+	return p.start, nil
+}
+
+// memKept is the log at a position: every message is a batch of its own.
+type memKept struct {
+	p  *memPart
+	at partition.Position
+}
+
+func (k memKept) Read(offsets []partition.Offset) (out []partition.RawMessage, err error) {
+	for _, o := range offsets {
+		if o < k.at.Start || o >= k.at.End {
+			return nil, fmt.Errorf("offset %d of %v was asked for", o, k.at)
+		}
+		out = append(out, rawMessage(k.p.msgs[o]))
+	}
+	return out, nil
+}
+
+func (k memKept) Before(o partition.Offset) (n uint64, t partition.Millis, err error) {
+	for i := range min(o, k.at.End) {
+		n += uint64(k.p.sizes[i])
+	}
+	if k.at.End > 0 {
+		t = k.p.msgs[min(o, k.at.End-1)].PublishTime
+	}
+	return n, t, nil
+}
+
+func (k memKept) Find(bytes uint64, t partition.Millis) (partition.Offset, error) {
+	for o := k.at.Start; o < k.at.End; o++ {
+		if n, at, _ := k.Before(o); n >= bytes && at >= t {
+			return o, nil
+		}
+	}
+	return k.at.End, nil
 }
 
 func (p *memPart) Position() partition.Position {
@@ -134,7 +197,7 @@ func (p *memPart) Keys(from partition.Offset, maxBytes int, fn func(partition.Of
 
 func (p *memPart) apply(cmd []byte) any {
 	p.at++
-	p.cmds = append(p.cmds, memCmd{p.Position(), cmd})
+	p.cmds = append(p.cmds, memCmd{at: p.Position(), cmd: cmd})
 	res, err := p.app.Apply(p.Position(), cmd)
 	if err != nil {
 		panic(fmt.Sprintf("partition %v: %v", p.id, err))
@@ -178,7 +241,7 @@ func (p *memPart) boot() {
 	}
 	p.app = app
 	for _, c := range p.cmds[p.checkpoint:] {
-		if _, err := p.app.Apply(c.at, c.cmd); err != nil {
+		if _, err := c.run(p.app, p); err != nil {
 			panic(err)
 		}
 	}
@@ -349,7 +412,7 @@ func (w *world) Scan(_ context.Context, id partition.PartitionID, from partition
 		return err
 	}
 	for _, c := range p.cmds {
-		if c.at.Index >= from && !fn(partition.LogEntry{Index: c.at.Index, Kind: partition.Command, First: c.at.End, Data: c.cmd}) {
+		if c.trim == nil && c.at.Index >= from && !fn(partition.LogEntry{Index: c.at.Index, Kind: partition.Command, First: c.at.End, Data: c.cmd}) {
 			break
 		}
 	}

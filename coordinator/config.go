@@ -73,7 +73,14 @@ type TopicConfig struct {
 	Retention      partition.Millis // messages are kept at least so long; 0: without limit
 	RetentionBytes int64            // bytes of messages that each partition keeps at most; 0: without limit
 	MaxBody        int64            // the largest body in bytes
+	WorkQueue      bool             // what all groups settled is removed, too
+	RefuseAtHold   bool             // at a group's hold limit publishes are refused, and nothing is lost
 }
+
+const (
+	maxRetention      = 36_500 * 24 * 60 * 60 * 1000 // a century
+	maxRetentionBytes = 1 << 50
+)
 
 // DefaultTopicConfig is what a topic gets that asks for nothing.
 func DefaultTopicConfig() TopicConfig {
@@ -87,14 +94,14 @@ func (c TopicConfig) With(change *strandmqv1.TopicConfig) (TopicConfig, error) {
 	if change != nil {
 		if v := change.RetentionMs; v != nil {
 			c.Retention = partition.Millis(*v)
-			if *v < 0 {
-				bad.Faults = append(bad.Faults, Fault{"config.retention_ms", "it is negative; 0 means without limit"})
+			if *v < 0 || *v > maxRetention {
+				bad.Faults = append(bad.Faults, Fault{"config.retention_ms", "use 1 ms to 100 years; 0 means without limit"})
 			}
 		}
 		if v := change.RetentionBytes; v != nil {
 			c.RetentionBytes = *v
-			if *v < 0 {
-				bad.Faults = append(bad.Faults, Fault{"config.retention_bytes", "it is negative; 0 means without limit"})
+			if *v < 0 || *v > maxRetentionBytes {
+				bad.Faults = append(bad.Faults, Fault{"config.retention_bytes", "use 1 byte to 1 PiB; 0 means without limit"})
 			}
 		}
 		if v := change.MaxBodyBytes; v != nil {
@@ -102,6 +109,18 @@ func (c TopicConfig) With(change *strandmqv1.TopicConfig) (TopicConfig, error) {
 			if *v < 1 || *v > record.MaxBody {
 				bad.Faults = append(bad.Faults, Fault{"config.max_body_bytes", "use 1 to 1,048,576"})
 			}
+		}
+		switch change.GetKind() {
+		case strandmqv1.TopicKind_TOPIC_KIND_UNSPECIFIED:
+		case strandmqv1.TopicKind_TOPIC_KIND_LOG:
+			c.WorkQueue = false
+		case strandmqv1.TopicKind_TOPIC_KIND_WORK_QUEUE:
+			c.WorkQueue = true
+		default:
+			bad.Faults = append(bad.Faults, Fault{"config.kind", "use log or work queue"})
+		}
+		if v := change.RefusePublishesAtHoldLimit; v != nil {
+			c.RefuseAtHold = *v
 		}
 	}
 	if len(bad.Faults) > 0 {
@@ -112,9 +131,15 @@ func (c TopicConfig) With(change *strandmqv1.TopicConfig) (TopicConfig, error) {
 
 // Proto is the settings as the API and the log write them.
 func (c TopicConfig) Proto() *strandmqv1.TopicConfig {
+	kind := strandmqv1.TopicKind_TOPIC_KIND_LOG
+	if c.WorkQueue {
+		kind = strandmqv1.TopicKind_TOPIC_KIND_WORK_QUEUE
+	}
 	return &strandmqv1.TopicConfig{
-		RetentionMs:    proto.Int64(int64(c.Retention)),
-		RetentionBytes: proto.Int64(c.RetentionBytes),
-		MaxBodyBytes:   proto.Int64(c.MaxBody),
+		RetentionMs:                proto.Int64(int64(c.Retention)),
+		RetentionBytes:             proto.Int64(c.RetentionBytes),
+		MaxBodyBytes:               proto.Int64(c.MaxBody),
+		Kind:                       kind,
+		RefusePublishesAtHoldLimit: proto.Bool(c.RefuseAtHold),
 	}
 }

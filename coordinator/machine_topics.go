@@ -67,6 +67,13 @@ func differs(have, want TopicConfig) string {
 			return fmt.Sprintf("its %s is %d, not %d", f.name, f.have, f.want)
 		}
 	}
+	kinds := map[bool]string{false: "log", true: "work queue"}
+	switch {
+	case have.WorkQueue != want.WorkQueue:
+		return fmt.Sprintf("its kind is %s, not %s", kinds[have.WorkQueue], kinds[want.WorkQueue])
+	case have.RefuseAtHold != want.RefuseAtHold:
+		return fmt.Sprintf("its refuse_publishes_at_hold_limit is %t, not %t", have.RefuseAtHold, want.RefuseAtHold)
+	}
 	return "none"
 }
 

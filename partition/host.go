@@ -213,6 +213,9 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 		return err
 	}
 	size := int64(len(batch))
+	if why := sh.refusal.Load(); why != nil {
+		return *why
+	}
 	if d := h.cfg.Store.Stuck(); d > 0 {
 		return &ErrDiskStuck{Partition: id, For: d}
 	}
@@ -351,6 +354,21 @@ func (h *Host) View(ctx context.Context, id PartitionID, fn func(App, Position))
 	left = true
 	mu.Unlock()
 	return err
+}
+
+// Refuse makes PublishAsync give an error for a partition, until it is told nil.
+// Commands go in: whoever knows why publishes must wait counts on them.
+func (h *Host) Refuse(id PartitionID, why error) error {
+	sh, err := h.shelf(id)
+	if err != nil {
+		return err
+	}
+	if why == nil {
+		sh.refusal.Store(nil)
+	} else {
+		sh.refusal.Store(&why)
+	}
+	return nil
 }
 
 // Failed yields the error that stopped the whole host, once.

@@ -3,11 +3,31 @@ package partition
 import "context"
 
 // Trim proposes from where on a partition's log is kept, and returns from where
-// it is. Proposing what is gone already is success. If ctx ends first, the error
-// is *ErrOutcomeUnknown.
+// it is. Where the App lets nothing go, nothing is proposed. If ctx ends first,
+// the error is *ErrOutcomeUnknown.
 func (h *Host) Trim(ctx context.Context, id PartitionID, t TrimTo) (Offset, error) {
+	if _, err := h.shelf(id); err != nil {
+		return 0, err
+	}
+	// A caller that left reads none of it: the channel has a place.
+	would := make(chan [2]Offset, 1)
+	err := h.call(ctx, id, func(reply func(error)) {
+		start, to, err := h.core.wouldTrim(id, t)
+		would <- [2]Offset{start, to}
+		reply(err)
+	})
+	if err != nil {
+		return 0, err
+	}
+	w := <-would
+	start := w[0]
+	if w[1] <= start {
+		return start, nil
+	}
 	res, err := h.propose(ctx, id, Trim, t.encode())
-	start, _ := res.(Offset)
+	if o, ok := res.(Offset); ok {
+		start = o
+	}
 	return start, err
 }
 
@@ -41,4 +61,24 @@ func (h *Host) TrimPoint(id PartitionID, t Millis, bytes uint64) (Offset, TrimRe
 		to, why = bySize, BySize
 	}
 	return to, why, nil
+}
+
+// Between is how many bytes the batches have that hold the messages from an
+// offset to before another, and when the first of them was published. What is
+// gone counts nothing.
+func (h *Host) Between(id PartitionID, from, to Offset) (bytes uint64, published Millis, err error) {
+	r, pos, err := h.reader(id)
+	if err != nil {
+		return 0, 0, err
+	}
+	if from, to = max(from, pos.Start), min(to, pos.End); from >= to {
+		return 0, 0, nil
+	}
+	k := kept{r, pos}
+	first, published, err := k.Before(from)
+	if err != nil {
+		return 0, 0, h.expired(r, from, err)
+	}
+	last, _, err := k.Before(to)
+	return last - first, published, h.expired(r, from, err)
 }

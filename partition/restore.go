@@ -138,7 +138,7 @@ func replayEntry(app App, at *Position, data []byte, read reader) error {
 			return err
 		}
 		if it.kind == Trim {
-			if at.Start, err = decideTrim(app, *at, x.data, read); err != nil {
+			if at.Start, err = trimApp(app, *at, x.data, read); err != nil {
 				return err
 			}
 			continue

@@ -47,6 +47,8 @@ type shelf struct {
 	id     PartitionID
 	queued atomic.Int64 // bytes of callers that wait to be written and answered
 
+	refusal atomic.Pointer[error] // why publishes are refused for now
+
 	mu      sync.RWMutex
 	batches []stored // ascending; those before head are gone
 	head    int

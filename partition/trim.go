@@ -56,17 +56,20 @@ type TrimTo struct {
 
 // Trimmer is an App that has a say in what is removed from its log.
 type Trimmer interface {
-	// Trim runs one committed TrimTo, whose To lies within the log, the same on
-	// every replica. It returns from where on the log is kept, at most at.End.
-	// What it needs of the messages before, it takes now. An error is like one
-	// of Apply.
-	Trim(at Position, t TrimTo, log Kept) (Offset, error)
+	// Keeps decides from where on the log has to be kept, given a TrimTo whose To
+	// lies within the log; at most at.End. It changes nothing, and says the same
+	// on every replica. The leader asks before it proposes, too.
+	Keeps(at Position, t TrimTo, log Kept) (Offset, error)
+	// Trim hears that the log is kept from to on, which is what Keeps said and
+	// beyond at.Start. What it needs of the messages before, it takes now. It is
+	// like Apply, and so is its error.
+	Trim(at Position, t TrimTo, to Offset, log Kept) error
 }
 
 // Kept is what is kept of a log while it is decided what is removed.
 type Kept interface {
 	// Read returns the messages at offsets, which are kept and sorted.
-	Read(offsets []Offset) ([]Message, error)
+	Read(offsets []Offset) ([]RawMessage, error)
 	// Before is how many bytes of batches were ever stored before the batch that
 	// holds an offset, and when that one was published.
 	Before(o Offset) (bytes uint64, published Millis, err error)
@@ -117,23 +120,36 @@ func decodeTrim(b []byte) (TrimTo, error) {
 	}, nil
 }
 
-// decideTrim applies a trim to an App and returns from where on the log is kept.
-func decideTrim(app App, at Position, data []byte, read reader) (Offset, error) {
+// keeps is from where on a log is to be kept after a trim.
+func keeps(app App, at Position, t TrimTo, read reader) (Offset, error) {
+	t.To = min(max(t.To, at.Start), at.End)
+	a, ok := app.(Trimmer)
+	if !ok {
+		return t.To, nil
+	}
+	to, err := a.Keeps(at, t, kept{read, at})
+	if err == nil && to > at.End {
+		err = fmt.Errorf("the app trims a log that ends at %d to %d", at.End, to)
+	}
+	return max(to, at.Start), err
+}
+
+// trimApp applies a trim to an App and returns from where on the log is kept.
+func trimApp(app App, at Position, data []byte, read reader) (Offset, error) {
 	t, err := decodeTrim(data)
 	if err != nil {
 		return 0, err
 	}
-	t.To = min(max(t.To, at.Start), at.End)
-	to := t.To
-	if a, ok := app.(Trimmer); ok {
-		if to, err = a.Trim(at, t, kept{read, at}); err != nil {
-			return 0, fmt.Errorf("applying a trim: %w", err)
+	to, err := keeps(app, at, t, read)
+	if err == nil && to > at.Start {
+		if a, ok := app.(Trimmer); ok {
+			err = a.Trim(at, t, to, kept{read, at})
 		}
 	}
-	if to > at.End {
-		return 0, fmt.Errorf("the app trims a log that ends at %d to %d", at.End, to)
+	if err != nil {
+		return 0, fmt.Errorf("applying a trim: %w", err)
 	}
-	return max(to, at.Start), nil
+	return to, nil
 }
 
 // kept implements Kept.
@@ -142,10 +158,10 @@ type kept struct {
 	pos  Position
 }
 
-func (k kept) Read(offsets []Offset) ([]Message, error) {
-	out := make([]Message, 0, len(offsets))
+func (k kept) Read(offsets []Offset) ([]RawMessage, error) {
+	out := make([]RawMessage, 0, len(offsets))
 	err := k.read.at(offsets, func(o Offset, t Millis, raw record.Raw) {
-		out = append(out, Message{Offset: o, PublishTime: t, Record: raw.Record()})
+		out = append(out, RawMessage{Offset: o, PublishTime: t, Record: raw})
 	})
 	return out, err
 }
@@ -187,12 +203,31 @@ func (l *messageLog) trim(to Offset) error {
 
 // trim applies a trim. It asks for a checkpoint, which removes the bytes.
 func (r *replica) trim(at Position, data []byte) (Offset, error) {
-	to, err := decideTrim(r.app, at, data, r.log.read)
+	to, err := trimApp(r.app, at, data, r.log.read)
 	if err != nil || to == at.Start {
 		return at.Start, err
 	}
 	r.checkpointDue = true
 	return to, r.log.trim(to)
+}
+
+// wouldTrim tells from where on a log is kept, and would be after a trim.
+func (c *core) wouldTrim(id PartitionID, t TrimTo) (start, to Offset, err error) {
+	r, err := c.replica(id)
+	if err != nil {
+		return 0, 0, err
+	}
+	err = c.guard(r, func() error {
+		at := r.log.Position()
+		start = at.Start
+		to, err = keeps(r.app, at, t, r.log.read)
+		return err
+	})
+	if err != nil {
+		c.fail(r, err)
+		return 0, 0, r.fault
+	}
+	return start, to, nil
 }
 
 // reclaimed is how far the front of a log is gone from disk.

@@ -45,11 +45,14 @@ func (k *keeper) Apply(at Position, cmd []byte) (any, error) {
 	return k.counter.Apply(at, cmd)
 }
 
-func (k *keeper) Trim(at Position, t TrimTo, log Kept) (Offset, error) {
-	to := min(t.To, k.need)
+func (k *keeper) Keeps(at Position, t TrimTo, log Kept) (Offset, error) {
 	if t.Done {
-		to = min(at.End, k.need)
+		return min(at.End, k.need), nil
 	}
+	return min(t.To, k.need), nil
+}
+
+func (k *keeper) Trim(at Position, t TrimTo, to Offset, log Kept) error {
 	var os []Offset
 	for o := at.Start; o < to; o++ {
 		if o%5 == 0 {
@@ -58,19 +61,19 @@ func (k *keeper) Trim(at Position, t TrimTo, log Kept) (Offset, error) {
 	}
 	ms, err := log.Read(os)
 	if err != nil {
-		return 0, err
+		return err
 	}
 	for i, m := range ms {
 		if m.Offset != os[i] {
-			return 0, fmt.Errorf("offset %d where %d was asked for", m.Offset, os[i])
+			return fmt.Errorf("offset %d where %d was asked for", m.Offset, os[i])
 		}
 		key := fmt.Appendf(nil, "copy/%08d", m.Offset)
 		if was, err := k.rows.Get(key); err != nil || was != nil {
-			return 0, fmt.Errorf("offset %d was removed before (%v)", m.Offset, err)
+			return fmt.Errorf("offset %d was removed before (%v)", m.Offset, err)
 		}
-		k.rows.Put(key, m.Record.Body)
+		k.rows.Put(key, m.Record.Body())
 	}
-	return to, nil
+	return nil
 }
 
 func (n *node) trim(id PartitionID, t TrimTo) Offset {
@@ -148,7 +151,7 @@ func TestTrimRemoves(t *testing.T) {
 		if err := n.Scan(t.Context(), 1, 0, func(e LogEntry) bool { kinds[e.Kind]++; return true }); err != nil {
 			t.Fatal(err)
 		}
-		if kinds[Batches] != 8 || kinds[Command] != 1 || kinds[Trim] != 2 {
+		if kinds[Batches] != 8 || kinds[Command] != 1 || kinds[Trim] != 1 {
 			t.Fatalf("the log has %v", kinds)
 		}
 		if ms, err := n.Read(2, 0, 100, 1<<20); err != nil || len(ms) != 20 {
@@ -198,6 +201,22 @@ func TestTrimPoint(t *testing.T) {
 		now += 100 // the batches are from 1000, 1100 … 1900
 	}
 	n.trim(1, TrimTo{To: 2, Why: ByAge})
+	if n, at, err := n.Between(1, 0, 5); err != nil || n != 3*size || at != 1200 {
+		t.Errorf("5 messages of which 3 are kept have %d bytes and are of %d, %v", n, at, err)
+	}
+	if n, at, err := n.Between(1, 8, 100); err != nil || n != 2*size || at != 1800 {
+		t.Errorf("the last two messages have %d bytes and are of %d, %v", n, at, err)
+	}
+	why := errors.New("not now")
+	if err := n.Refuse(1, why); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.Publish(within(t), 1, batch("a")); !errors.Is(err, why) {
+		t.Errorf("a refused publish gives %v", err)
+	}
+	if err := n.Refuse(1, nil); err != nil {
+		t.Fatal(err)
+	}
 	for _, c := range []struct {
 		t     Millis
 		bytes uint64

@@ -37,6 +37,9 @@ type policyFlags struct {
 	memberLimit, partitionLimit               countFlag
 	deferred, deferredKey                     countFlag
 	atMostOnce                                bool
+	retention                                 string
+	holdBytes                                 sizeFlag
+	holdAge                                   spanFlag
 }
 
 func (p *policyFlags) flags(c *cobra.Command, defaults bool) {
@@ -59,14 +62,18 @@ func (p *policyFlags) flags(c *cobra.Command, defaults bool) {
 	f.Var(&p.deferred, "max-deferred", "the most messages of a partition that wait behind blocked keys"+def("100000"))
 	f.Var(&p.deferredKey, "max-deferred-key", "the most messages that wait behind one key"+def("10000"))
 	f.BoolVar(&p.atMostOnce, "at-most-once", false, "the hand-out settles: nothing is retried")
+	f.StringVar(&p.retention, "retention", "", "expire: lose what the topic's limits remove, with a record; hold: keep it, up to the limits below"+def("expire"))
+	f.Var(&p.holdBytes, "hold-limit-bytes", "hold: the most of a partition that is kept beyond the topic's limits; 0: without limit"+def("1GiB"))
+	f.Var(&p.holdAge, "hold-limit-age", "hold: the oldest message that is kept; 0: of any age"+def("0"))
 	for _, name := range []string{
-		"ack-deadline", "max-hold", "max-attempts", "backoff", "backoff-max", "max-in-flight-member",
+		"hold-limit-bytes", "hold-limit-age", "ack-deadline", "max-hold", "max-attempts", "backoff", "backoff-max", "max-in-flight-member",
 		"max-in-flight-partition", "max-deferred", "max-deferred-key",
 	} {
 		f.Lookup(name).DefValue = ""
 	}
 	must(c.RegisterFlagCompletionFunc("mode", words("key", "partition", "none")))
 	must(c.RegisterFlagCompletionFunc("on-exhaustion", words("skip", "park")))
+	must(c.RegisterFlagCompletionFunc("retention", words("expire", "hold")))
 }
 
 // policy has what was set on the command line.
@@ -94,6 +101,19 @@ func (p *policyFlags) policy(c *cobra.Command) (*strandmqv1.GroupPolicy, error) 
 		}
 		out.OnExhaustion = on
 	}
+	if set("retention") {
+		keep, ok := map[string]strandmqv1.GroupRetention{
+			"expire": strandmqv1.GroupRetention_GROUP_RETENTION_EXPIRE,
+			"hold":   strandmqv1.GroupRetention_GROUP_RETENTION_HOLD,
+		}[p.retention]
+		if !ok {
+			return nil, usagef("--retention %q: choose expire or hold", p.retention)
+		}
+		out.Retention = keep
+	}
+	if set("hold-limit-bytes") {
+		out.HoldLimitBytes = proto.Uint64(uint64(p.holdBytes.n))
+	}
 	for _, s := range []struct {
 		name string
 		flag *spanFlag
@@ -103,6 +123,7 @@ func (p *policyFlags) policy(c *cobra.Command) (*strandmqv1.GroupPolicy, error) 
 		{"max-hold", &p.maxHold, &out.MaxHoldMs},
 		{"backoff", &p.backoff, &out.BackoffMs},
 		{"backoff-max", &p.backoffMax, &out.BackoffMaxMs},
+		{"hold-limit-age", &p.holdAge, &out.HoldLimitMs},
 	} {
 		if set(s.name) {
 			ms, err := millis(s.name, s.flag.d)
@@ -137,6 +158,17 @@ func modeText(m strandmqv1.GroupMode) string {
 	return strings.ToLower(strings.TrimPrefix(m.String(), "GROUP_MODE_"))
 }
 
+func retentionText(p *strandmqv1.GroupPolicy) string {
+	if p.GetRetention() != strandmqv1.GroupRetention_GROUP_RETENTION_HOLD {
+		return "expire"
+	}
+	text := "hold, " + limit(int64(p.GetHoldLimitBytes()), "at most "+quantity.FormatSize(int64(p.GetHoldLimitBytes()))+" a partition")
+	if ms := p.GetHoldLimitMs(); ms > 0 {
+		text += ", not older than " + quantity.FormatSpan(span(ms))
+	}
+	return text
+}
+
 func (a *app) groupFacts(g *strandmqv1.Group) {
 	p := g.GetPolicy()
 	attempts := strconv.Itoa(int(p.GetMaxAttempts()))
@@ -159,6 +191,7 @@ func (a *app) groupFacts(g *strandmqv1.Group) {
 		"on exhaustion", strings.ToLower(strings.TrimPrefix(p.GetOnExhaustion().String(), "ON_EXHAUSTION_")),
 		"in flight at most", fmt.Sprintf("%d a member, %d a partition", p.GetMaxInFlightMember(), p.GetMaxInFlightPartition()),
 		"deferred at most", fmt.Sprintf("%d a partition, %d a key", p.GetMaxDeferred(), p.GetMaxDeferredKey()),
+		"retention", retentionText(p),
 		"created", stamp(g.GetCreated()),
 	}
 	if p.GetAtMostOnce() {
@@ -253,7 +286,8 @@ func (a *app) groupDescribe() *cobra.Command {
 ready, blocked by an earlier one of their key, in flight, backing off, parked
 behind a dead letter, dead, acked, skipped, and not scanned yet. The numbers of a
 partition are taken at one position of its log and add up. For whatever waits, it
-names the key, the offset and until when.`,
+names the key, the offset and until when; for what retention took before it was
+settled, how many, which, and why.`,
 		Example: `  strandmq group describe orders billing
   strandmq group describe orders billing --output json | jq .counts`,
 		Args: exact("TOPIC", "GROUP"),
@@ -296,6 +330,25 @@ func (a *app) groupDescription(res *strandmqv1.DescribeGroupResponse) error {
 		fmt.Fprintln(a.out, "members: none")
 	} else if err := a.printTable(&members, ""); err != nil {
 		return err
+	}
+	losses := table.Table{Head: []string{"PARTITION", "LOST", "FIRST", "LAST", "TO THE LIMIT OF", "FROM", "UNTIL"}, Right: []int{0, 1, 2, 3}}
+	copies := table.Table{Head: []string{"PARTITION", "COPIED DEAD LETTERS", "SIZE"}, Right: []int{0, 1, 2}}
+	for _, p := range res.GetPartitions() {
+		for _, l := range p.GetLosses() {
+			losses.Add(p.GetPartition(), l.GetCount(), l.GetFirst(), l.GetLast(), l.GetCause(), stamp(l.GetFrom()), stamp(l.GetUntil()))
+		}
+		if p.GetCopiedDead() > 0 {
+			copies.Add(p.GetPartition(), p.GetCopiedDead(), quantity.RoughSize(p.GetCopiedDeadBytes()))
+		}
+	}
+	for _, t := range []*table.Table{&losses, &copies} {
+		if len(t.Rows) == 0 {
+			continue
+		}
+		fmt.Fprintln(a.out)
+		if err := a.printTable(t, ""); err != nil {
+			return err
+		}
 	}
 	stalls := table.Table{Head: []string{"PARTITION", "WAITS FOR", "KEY", "OFFSET", "ATTEMPTS", "WAITING", "UNTIL", "MORE"}, Right: []int{0, 3, 4, 5}}
 	for _, p := range res.GetPartitions() {

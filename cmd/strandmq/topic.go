@@ -30,6 +30,8 @@ type topicSettings struct {
 	retention      spanFlag
 	retentionBytes sizeFlag
 	maxBody        sizeFlag
+	workQueue      bool
+	refuse         bool
 }
 
 func (s *topicSettings) flags(c *cobra.Command, defaults bool) {
@@ -39,9 +41,11 @@ func (s *topicSettings) flags(c *cobra.Command, defaults bool) {
 		}
 		return ""
 	}
-	c.Flags().Var(&s.retention, "retention", "keep messages at least this long (7d, 12h; 0: without limit"+def("7d")+"); stored, nothing is removed yet")
-	c.Flags().Var(&s.retentionBytes, "retention-bytes", "keep at most this much per partition (10GiB; 0: without limit"+def("0")+"); stored, nothing is removed yet")
+	c.Flags().Var(&s.retention, "retention", "keep messages at least this long (7d, 12h; 0: without limit"+def("7d")+")")
+	c.Flags().Var(&s.retentionBytes, "retention-bytes", "keep at most this much per partition (10GiB; 0: without limit"+def("0")+")")
 	c.Flags().Var(&s.maxBody, "max-body", "the largest body (1MiB is the most"+def("1MiB")+")")
+	c.Flags().BoolVar(&s.workQueue, "work-queue", false, "remove what every group has settled, too; =false: keep it as long as retention says"+def("false"))
+	c.Flags().BoolVar(&s.refuse, "refuse-at-hold-limit", false, "refuse publishes while a group that holds is at its limit, instead of taking messages from it"+def("false"))
 	for _, name := range []string{"retention", "retention-bytes", "max-body"} {
 		c.Flags().Lookup(name).DefValue = ""
 	}
@@ -63,6 +67,15 @@ func (s *topicSettings) config(c *cobra.Command) (*strandmqv1.TopicConfig, error
 	if c.Flags().Changed("max-body") {
 		cfg.MaxBodyBytes = proto.Int64(s.maxBody.n)
 	}
+	if c.Flags().Changed("work-queue") {
+		cfg.Kind = strandmqv1.TopicKind_TOPIC_KIND_LOG
+		if s.workQueue {
+			cfg.Kind = strandmqv1.TopicKind_TOPIC_KIND_WORK_QUEUE
+		}
+	}
+	if c.Flags().Changed("refuse-at-hold-limit") {
+		cfg.RefusePublishesAtHoldLimit = proto.Bool(s.refuse)
+	}
 	return cfg, nil
 }
 
@@ -76,7 +89,8 @@ func (a *app) topicCreate() *cobra.Command {
 		Long: `Creates a topic and ends when its partitions take messages. Creating it again
 with the same settings succeeds.`,
 		Example: `  strandmq topic create orders
-  strandmq topic create orders --partitions 16 --retention 30d --max-body 64KiB`,
+  strandmq topic create orders --partitions 16 --retention 30d --max-body 64KiB
+  strandmq topic create jobs --work-queue --retention-bytes 10GiB`,
 		Args: exact("TOPIC"),
 	}, func(cmd *cobra.Command, args []string) error {
 		cfg, err := settings.config(cmd)
@@ -102,9 +116,6 @@ with the same settings succeeds.`,
 	return c
 }
 
-// notYet stands beside settings that are stored and that nothing acts on so far.
-const notYet = " (stored; nothing is removed yet)"
-
 // limit prints a limit, of which 0 is none.
 func limit(n int64, text string) string {
 	if n == 0 {
@@ -118,12 +129,24 @@ func (a *app) topicFacts(t *strandmqv1.Topic) error {
 	a.facts(
 		"topic", t.GetName(),
 		"partitions", strconv.Itoa(int(t.GetPartitions())),
-		"retention", limit(cfg.GetRetentionMs(), quantity.FormatSpan(span(cfg.GetRetentionMs()))+notYet),
-		"retention per partition", limit(cfg.GetRetentionBytes(), quantity.FormatSize(cfg.GetRetentionBytes())+notYet),
+		"retention", limit(cfg.GetRetentionMs(), quantity.FormatSpan(span(cfg.GetRetentionMs()))),
+		"retention per partition", limit(cfg.GetRetentionBytes(), quantity.FormatSize(cfg.GetRetentionBytes())),
+		"kind", kindText(cfg),
 		"largest body", quantity.FormatSize(cfg.GetMaxBodyBytes()),
 		"created", stamp(t.GetCreated()),
 	)
 	return nil
+}
+
+func kindText(cfg *strandmqv1.TopicConfig) string {
+	text := "log"
+	if cfg.GetKind() == strandmqv1.TopicKind_TOPIC_KIND_WORK_QUEUE {
+		text = "work queue: what every group has settled is removed"
+	}
+	if cfg.GetRefusePublishesAtHoldLimit() {
+		text += "; publishes are refused at a group's hold limit"
+	}
+	return text
 }
 
 func (a *app) topicList() *cobra.Command {
@@ -155,7 +178,8 @@ func (a *app) topicDescribe() *cobra.Command {
 		Use:   "describe TOPIC",
 		Short: "Show a topic's settings, partitions and groups",
 		Long: `Shows a topic's settings, its groups, and of each partition the offsets that it
-keeps, their bytes, and what is wrong with it, if anything is.`,
+keeps, their bytes, when the oldest was published, which group holds messages
+that the topic's limits would not keep, and what is wrong, if anything is.`,
 		Example: `  strandmq topic describe orders
   strandmq topic describe orders --output json | jq '.partitions[].endOffset'`,
 		Args: exact("TOPIC"),
@@ -170,10 +194,14 @@ keeps, their bytes, and what is wrong with it, if anything is.`,
 			}
 			a.facts("groups", orDash(strings.Join(res.GetGroups(), ", ")))
 			fmt.Fprintln(a.out)
-			t := table.Table{Head: []string{"PARTITION", "FIRST", "NEXT", "MESSAGES", "SIZE", "DUPLICATES", "FAULT"}, Right: []int{0, 1, 2, 3, 4, 5}}
+			t := table.Table{Head: []string{"PARTITION", "FIRST", "NEXT", "MESSAGES", "SIZE", "OLDEST", "HELD BY", "DUPLICATES", "FAULT"}, Right: []int{0, 1, 2, 3, 4, 7}}
 			for _, p := range res.GetPartitions() {
+				held := p.GetHeldBy()
+				if held != "" {
+					held += ": " + quantity.RoughSize(p.GetHeldBytes())
+				}
 				t.Add(p.GetPartition(), p.GetStartOffset(), p.GetEndOffset(), p.GetEndOffset()-p.GetStartOffset(),
-					quantity.RoughSize(p.GetBytes()), p.GetDuplicates(), orDash(p.GetFault()))
+					quantity.RoughSize(p.GetBytes()), stamp(p.GetOldest()), orDash(held), p.GetDuplicates(), orDash(p.GetFault()))
 			}
 			return a.printTable(&t, "")
 		})
@@ -195,7 +223,7 @@ func (a *app) topicAlter() *cobra.Command {
 			return err
 		}
 		if proto.Size(cfg) == 0 {
-			return usagef("nothing to change: give --retention, --retention-bytes or --max-body")
+			return usagef("nothing to change: give --retention, --retention-bytes, --max-body, --work-queue or --refuse-at-hold-limit")
 		}
 		res, err := ask(cmd.Context(), a.dial().topics.AlterTopic, &strandmqv1.AlterTopicRequest{Topic: args[0], Config: cfg})
 		if err != nil {

@@ -41,6 +41,7 @@ type Broker struct {
 	topics    topics
 	sessions  *sessions
 	disk      *disk
+	retention *retention
 
 	flight   *flight // bytes of requests
 	listener net.Listener
@@ -165,10 +166,12 @@ func (b *Broker) open(ctx context.Context) error {
 		return err
 	}
 	b.sessions = newSessions()
+	b.retention = newRetention(b)
 	known := b.coord.View()
 	b.findHolders(ctx)
 	b.running.Go(func() { b.watchSessions(known) })
 	b.running.Go(b.watchDisk)
+	b.running.Go(b.retention.run)
 	return ctx.Err()
 }
 

@@ -61,6 +61,11 @@ type Config struct {
 	// full disk stops the node. It must hold what is written within a second.
 	DiskReserve int64
 
+	// RetentionEvery is how often it is looked for messages that are no longer to
+	// be kept. Default 1 s; 1 ms to 1 h. A topic's limit of bytes is passed by what
+	// is published meanwhile.
+	RetentionEvery time.Duration
+
 	// Store and Host set what the store and the host of the partitions may use.
 	// The broker fills in folders, identities and what connects them.
 	Store logstore.Config
@@ -88,6 +93,7 @@ func (c Config) withDefaults() Config {
 	set(&c.SessionTimeout, 30*time.Second)
 	set(&c.TransferTime, 30*time.Second)
 	set(&c.StopTime, 5*time.Second)
+	set(&c.RetentionEvery, retentionEvery)
 	if c.RequestBytes == 0 {
 		c.RequestBytes = 256 << 20
 	}

@@ -87,7 +87,7 @@ func (a deadAPI) GetDeadLetter(ctx context.Context, req *strandmqv1.GetDeadLette
 	var where []place
 	switch which := req.GetWhich().GetWhich().(type) {
 	case *strandmqv1.DeadLetterSelector_Id:
-		if where, err = a.b.findID(ctx, t, which.Id); err != nil {
+		if where, err = a.b.findDead(ctx, t, g, which.Id); err != nil {
 			return nil, err
 		}
 	case *strandmqv1.DeadLetterSelector_Place:
@@ -119,7 +119,7 @@ func (a deadAPI) ReplayDeadLetters(ctx context.Context, req *strandmqv1.ReplayDe
 	if err != nil {
 		return nil, err
 	}
-	picks, err := a.b.pick(ctx, t, req.GetWhich())
+	picks, err := a.b.pick(ctx, t, g, req.GetWhich())
 	if err != nil {
 		return nil, err
 	}
@@ -145,7 +145,7 @@ func (a deadAPI) DiscardDeadLetters(ctx context.Context, req *strandmqv1.Discard
 	if _, all := req.GetWhich().GetWhich().(*strandmqv1.DeadLetterSelector_All); all && req.GetConfirm() != g.Name {
 		return nil, refuse("NOT_CONFIRMED", "confirm", "discarding all dead letters of group %s cannot be undone: confirm it by giving the group's name again", g.Name)
 	}
-	picks, err := a.b.pick(ctx, t, req.GetWhich())
+	picks, err := a.b.pick(ctx, t, g, req.GetWhich())
 	if err != nil {
 		return nil, err
 	}

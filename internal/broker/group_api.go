@@ -92,7 +92,15 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 			Partition: uint32(i), LogIndex: uint64(s.Position.Index), Floor: uint64(s.Floor), Scanned: uint64(s.Scanned),
 			End: uint64(s.Position.End), Start: uint64(s.Start), Counts: countsProto(s.Counts), ResetEpoch: s.Epoch,
 		}
-		for _, st := range s.Stalls {
+		out.HeldBytes = a.b.retention.of(t.Partitions[i].ID, g.ID).bytes
+		out.CopiedDead, out.CopiedDeadBytes = s.Kept.Copies, s.Kept.CopyBytes
+		for _, l := range s.Kept.Losses {
+			out.Losses = append(out.Losses, &strandmqv1.LossRecord{
+				First: uint64(l.First), Last: uint64(l.Last), Count: l.Count, Cause: l.Cause,
+				From: timestampOrNil(int64(l.From)), Until: timestampOrNil(int64(l.Until)),
+			})
+		}
+		for _, st := range a.b.retention.stall(t.Partitions[i].ID, g.ID, s) {
 			line := &strandmqv1.Stall{
 				Reason: st.Reason, Offset: uint64(st.Offset), Until: timestampOrNil(int64(st.Until)),
 				Waiting: st.Waiting, Attempts: st.Attempts, Member: st.Member, Text: valid(st.Text),
@@ -280,6 +288,7 @@ func sum(states []consumer.GroupState) *strandmqv1.GroupCounts {
 		out.Lag += c.GetLag()
 		out.HandedOut += c.GetHandedOut()
 		out.Retried += c.GetRetried()
+		out.Expired += c.GetExpired()
 	}
 	return out
 }
@@ -287,7 +296,7 @@ func sum(states []consumer.GroupState) *strandmqv1.GroupCounts {
 func countsProto(c consumer.Counts) *strandmqv1.GroupCounts {
 	return &strandmqv1.GroupCounts{
 		Ready: c.Ready, Blocked: c.Blocked, InFlight: c.InFlight, BackingOff: c.BackingOff, Parked: c.Parked, Dead: c.Dead,
-		Acked: c.Acked, Skipped: c.Skipped, NotScanned: c.NotScanned, Lag: c.Lag(), HandedOut: c.HandedOut, Retried: c.Retried,
+		Acked: c.Acked, Skipped: c.Skipped, NotScanned: c.NotScanned, Lag: c.Lag(), HandedOut: c.HandedOut, Retried: c.Retried, Expired: c.Expired,
 	}
 }
 

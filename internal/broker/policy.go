@@ -25,6 +25,9 @@ func policyProto(p consumer.Policy) *strandmqv1.GroupPolicy {
 		AtMostOnce:           proto.Bool(p.AtMostOnce),
 		MaxDeferred:          proto.Uint32(p.MaxDeferred),
 		MaxDeferredKey:       proto.Uint32(p.MaxDeferredKey),
+		Retention:            retentionProto(p.Retention),
+		HoldLimitBytes:       proto.Uint64(p.HoldBytes),
+		HoldLimitMs:          proto.Int64(int64(p.HoldAge)),
 	}
 }
 
@@ -43,6 +46,9 @@ func policyOf(p *strandmqv1.GroupPolicy) consumer.Policy {
 		AtMostOnce:           p.GetAtMostOnce(),
 		MaxDeferred:          p.GetMaxDeferred(),
 		MaxDeferredKey:       p.GetMaxDeferredKey(),
+		Retention:            retentionOf(p.GetRetention()),
+		HoldBytes:            holdBytesOf(p),
+		HoldAge:              partition.Millis(p.GetHoldLimitMs()),
 	}
 }
 
@@ -56,6 +62,9 @@ func withPolicy(base, change *strandmqv1.GroupPolicy) error {
 		}
 		if _, ok := strandmqv1.OnExhaustion_name[int32(change.GetOnExhaustion())]; !ok {
 			return refuse("BAD_POLICY", "policy.on_exhaustion", "%d is not a choice: use skip or park", change.GetOnExhaustion())
+		}
+		if _, ok := strandmqv1.GroupRetention_name[int32(change.GetRetention())]; !ok {
+			return refuse("BAD_POLICY", "policy.retention", "%d is not a choice: use expire or hold", change.GetRetention())
 		}
 		proto.Merge(base, change)
 		if change.MaxHoldMs == nil && base.GetMaxHoldMs() < base.GetAckDeadlineMs() {
@@ -107,4 +116,26 @@ func exhaustionOf(e strandmqv1.OnExhaustion) consumer.Exhaustion {
 		return consumer.Park
 	}
 	return consumer.Skip
+}
+
+func retentionProto(r consumer.Retention) strandmqv1.GroupRetention {
+	if r == consumer.Hold {
+		return strandmqv1.GroupRetention_GROUP_RETENTION_HOLD
+	}
+	return strandmqv1.GroupRetention_GROUP_RETENTION_EXPIRE
+}
+
+func retentionOf(r strandmqv1.GroupRetention) consumer.Retention {
+	if r == strandmqv1.GroupRetention_GROUP_RETENTION_HOLD {
+		return consumer.Hold
+	}
+	return consumer.Expire
+}
+
+// holdBytesOf reads a policy that may have been stored before there was a limit.
+func holdBytesOf(p *strandmqv1.GroupPolicy) uint64 {
+	if p.HoldLimitBytes == nil {
+		return consumer.DefaultHoldBytes
+	}
+	return p.GetHoldLimitBytes()
 }

@@ -116,7 +116,7 @@ func wholeCall(results []router.Result) error {
 		reason = reasonOf(r.Err)
 	}
 	switch reason {
-	case "QUEUE_FULL", "NOT_LEADER", "NOT_READY", "DISK_STUCK":
+	case "QUEUE_FULL", "HOLD_LIMIT", "NOT_LEADER", "NOT_READY", "DISK_STUCK":
 		return results[0].Err
 	}
 	return nil

@@ -43,6 +43,26 @@ func (b *Broker) findID(ctx context.Context, t *topic, id string) ([]place, erro
 	return slices.Concat(found...), err
 }
 
+// findDead is findID for a group's dead letters: it also finds those whose message
+// retention has passed.
+func (b *Broker) findDead(ctx context.Context, t *topic, g *coordinator.Group, id string) ([]place, error) {
+	kept, err := b.findID(ctx, t, id)
+	if err != nil {
+		return nil, err
+	}
+	found := make([][]place, len(t.Partitions))
+	err = each(ctx, t.Topic, func(ctx context.Context, i int, pid partition.PartitionID) error {
+		offsets, err := b.groups.CopiesOf(ctx, pid, consumer.GroupID(g.ID), id)
+		for _, o := range offsets {
+			if p := (place{i, pid, o}); !slices.Contains(kept, p) { // retention may pass it between the two looks
+				found[i] = append(found[i], p)
+			}
+		}
+		return err
+	})
+	return append(slices.Concat(found...), kept...), err
+}
+
 // picks are selectors by partition. exact names single messages, of which at
 // least one must be there.
 type picks struct {
@@ -51,11 +71,11 @@ type picks struct {
 }
 
 // pick turns a selector of the API into selectors of partitions.
-func (b *Broker) pick(ctx context.Context, t *topic, sel *strandmqv1.DeadLetterSelector) (picks, error) {
+func (b *Broker) pick(ctx context.Context, t *topic, g *coordinator.Group, sel *strandmqv1.DeadLetterSelector) (picks, error) {
 	out := picks{of: map[partition.PartitionID]consumer.Selector{}}
 	switch which := sel.GetWhich().(type) {
 	case *strandmqv1.DeadLetterSelector_Id:
-		found, err := b.findID(ctx, t, which.Id)
+		found, err := b.findDead(ctx, t, g, which.Id)
 		if err != nil {
 			return out, err
 		}

@@ -53,6 +53,8 @@ func (a topicAPI) DescribeTopic(_ context.Context, req *strandmqv1.DescribeTopic
 		} else {
 			out.StartOffset, out.EndOffset = uint64(info.Position.Start), uint64(info.Position.End)
 			out.Bytes, out.Duplicates, out.Fault = info.Bytes, info.Duplicates, info.Fault
+			out.Oldest = timestampOrNil(int64(info.Oldest))
+			out.HeldBy, out.HeldBytes = a.b.retention.holder(p.ID)
 		}
 		res.Partitions = append(res.Partitions, out)
 	}

@@ -47,7 +47,10 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 		if err != nil {
 			return nil, err
 		}
-		if p.offset < pos.Start || p.offset >= pos.End {
+		if p.offset < pos.Start {
+			return nil, refuse("UNKNOWN_MESSAGE", "place.offset", "retention removed offset %d of partition %d, and with it what the log says of it: it keeps offsets from %d to before %d", p.offset, p.number, pos.Start, pos.End)
+		}
+		if p.offset >= pos.End {
 			return nil, refuse("UNKNOWN_MESSAGE", "place.offset", "partition %d keeps offsets from %d to before %d, and not %d", p.number, pos.Start, pos.End, p.offset)
 		}
 		where = []place{p}

@@ -22,6 +22,60 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// TopicKind is what a topic's messages are to it.
+type TopicKind int32
+
+const (
+	// The default when creating, unchanged when altering.
+	TopicKind_TOPIC_KIND_UNSPECIFIED TopicKind = 0
+	// A log: messages are kept as long as retention says, read or not. The default.
+	TopicKind_TOPIC_KIND_LOG TopicKind = 1
+	// A work queue: messages that every group has settled are removed too. Without
+	// groups it is a log.
+	TopicKind_TOPIC_KIND_WORK_QUEUE TopicKind = 2
+)
+
+// Enum value maps for TopicKind.
+var (
+	TopicKind_name = map[int32]string{
+		0: "TOPIC_KIND_UNSPECIFIED",
+		1: "TOPIC_KIND_LOG",
+		2: "TOPIC_KIND_WORK_QUEUE",
+	}
+	TopicKind_value = map[string]int32{
+		"TOPIC_KIND_UNSPECIFIED": 0,
+		"TOPIC_KIND_LOG":         1,
+		"TOPIC_KIND_WORK_QUEUE":  2,
+	}
+)
+
+func (x TopicKind) Enum() *TopicKind {
+	p := new(TopicKind)
+	*p = x
+	return p
+}
+
+func (x TopicKind) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (TopicKind) Descriptor() protoreflect.EnumDescriptor {
+	return file_strandmq_v1_admin_proto_enumTypes[0].Descriptor()
+}
+
+func (TopicKind) Type() protoreflect.EnumType {
+	return &file_strandmq_v1_admin_proto_enumTypes[0]
+}
+
+func (x TopicKind) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use TopicKind.Descriptor instead.
+func (TopicKind) EnumDescriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{0}
+}
+
 // GroupMode is how much order a group keeps.
 type GroupMode int32
 
@@ -63,11 +117,11 @@ func (x GroupMode) String() string {
 }
 
 func (GroupMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_strandmq_v1_admin_proto_enumTypes[0].Descriptor()
+	return file_strandmq_v1_admin_proto_enumTypes[1].Descriptor()
 }
 
 func (GroupMode) Type() protoreflect.EnumType {
-	return &file_strandmq_v1_admin_proto_enumTypes[0]
+	return &file_strandmq_v1_admin_proto_enumTypes[1]
 }
 
 func (x GroupMode) Number() protoreflect.EnumNumber {
@@ -76,7 +130,7 @@ func (x GroupMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupMode.Descriptor instead.
 func (GroupMode) EnumDescriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{0}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{1}
 }
 
 // OnExhaustion is what becomes of a key whose message used up its attempts.
@@ -117,11 +171,11 @@ func (x OnExhaustion) String() string {
 }
 
 func (OnExhaustion) Descriptor() protoreflect.EnumDescriptor {
-	return file_strandmq_v1_admin_proto_enumTypes[1].Descriptor()
+	return file_strandmq_v1_admin_proto_enumTypes[2].Descriptor()
 }
 
 func (OnExhaustion) Type() protoreflect.EnumType {
-	return &file_strandmq_v1_admin_proto_enumTypes[1]
+	return &file_strandmq_v1_admin_proto_enumTypes[2]
 }
 
 func (x OnExhaustion) Number() protoreflect.EnumNumber {
@@ -130,23 +184,84 @@ func (x OnExhaustion) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use OnExhaustion.Descriptor instead.
 func (OnExhaustion) EnumDescriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{1}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{2}
+}
+
+// GroupRetention is what becomes of messages that the topic's limits no longer
+// keep and the group has not settled.
+type GroupRetention int32
+
+const (
+	// The default when creating, unchanged when altering.
+	GroupRetention_GROUP_RETENTION_UNSPECIFIED GroupRetention = 0
+	// They are lost to the group, which a loss record says. The default.
+	GroupRetention_GROUP_RETENTION_EXPIRE GroupRetention = 1
+	// They are kept for the group, up to its limit. Beyond it they are lost like
+	// those of the others, or publishes are refused: see
+	// TopicConfig.refuse_publishes_at_hold_limit.
+	GroupRetention_GROUP_RETENTION_HOLD GroupRetention = 2
+)
+
+// Enum value maps for GroupRetention.
+var (
+	GroupRetention_name = map[int32]string{
+		0: "GROUP_RETENTION_UNSPECIFIED",
+		1: "GROUP_RETENTION_EXPIRE",
+		2: "GROUP_RETENTION_HOLD",
+	}
+	GroupRetention_value = map[string]int32{
+		"GROUP_RETENTION_UNSPECIFIED": 0,
+		"GROUP_RETENTION_EXPIRE":      1,
+		"GROUP_RETENTION_HOLD":        2,
+	}
+)
+
+func (x GroupRetention) Enum() *GroupRetention {
+	p := new(GroupRetention)
+	*p = x
+	return p
+}
+
+func (x GroupRetention) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (GroupRetention) Descriptor() protoreflect.EnumDescriptor {
+	return file_strandmq_v1_admin_proto_enumTypes[3].Descriptor()
+}
+
+func (GroupRetention) Type() protoreflect.EnumType {
+	return &file_strandmq_v1_admin_proto_enumTypes[3]
+}
+
+func (x GroupRetention) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use GroupRetention.Descriptor instead.
+func (GroupRetention) EnumDescriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{3}
 }
 
 // TopicConfig is what can be set of a topic. Unset fields: the default when
 // creating, unchanged when altering.
 type TopicConfig struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// How long messages are kept at least, in milliseconds. 0: without limit.
-	// Default 7 days. Stored for now: this version removes nothing.
+	// How long messages are kept at least, in milliseconds from their publish, up
+	// to 100 years. 0: without limit. Default 7 days.
 	RetentionMs *int64 `protobuf:"varint,1,opt,name=retention_ms,json=retentionMs,proto3,oneof" json:"retention_ms,omitempty"`
-	// How many bytes of messages each partition keeps at most. 0: without limit
-	// (the default). Stored for now: this version removes nothing.
+	// How many bytes of messages each partition keeps at most; beyond it the oldest
+	// go, down to 15/16 of it. 0: without limit (the default).
 	RetentionBytes *int64 `protobuf:"varint,2,opt,name=retention_bytes,json=retentionBytes,proto3,oneof" json:"retention_bytes,omitempty"`
 	// The largest body in bytes. Default and most 1 MiB.
-	MaxBodyBytes  *int64 `protobuf:"varint,3,opt,name=max_body_bytes,json=maxBodyBytes,proto3,oneof" json:"max_body_bytes,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	MaxBodyBytes *int64 `protobuf:"varint,3,opt,name=max_body_bytes,json=maxBodyBytes,proto3,oneof" json:"max_body_bytes,omitempty"`
+	// What the topic is.
+	Kind TopicKind `protobuf:"varint,4,opt,name=kind,proto3,enum=strandmq.v1.TopicKind" json:"kind,omitempty"`
+	// At its limit, a group that holds makes publishes to the partition be refused
+	// (HOLD_LIMIT) instead of losing messages. Default false.
+	RefusePublishesAtHoldLimit *bool `protobuf:"varint,5,opt,name=refuse_publishes_at_hold_limit,json=refusePublishesAtHoldLimit,proto3,oneof" json:"refuse_publishes_at_hold_limit,omitempty"`
+	unknownFields              protoimpl.UnknownFields
+	sizeCache                  protoimpl.SizeCache
 }
 
 func (x *TopicConfig) Reset() {
@@ -198,6 +313,20 @@ func (x *TopicConfig) GetMaxBodyBytes() int64 {
 		return *x.MaxBodyBytes
 	}
 	return 0
+}
+
+func (x *TopicConfig) GetKind() TopicKind {
+	if x != nil {
+		return x.Kind
+	}
+	return TopicKind_TOPIC_KIND_UNSPECIFIED
+}
+
+func (x *TopicConfig) GetRefusePublishesAtHoldLimit() bool {
+	if x != nil && x.RefusePublishesAtHoldLimit != nil {
+		return *x.RefusePublishesAtHoldLimit
+	}
+	return false
 }
 
 // Topic is a topic and its settings.
@@ -604,7 +733,14 @@ type PartitionInfo struct {
 	// What is wrong with it, in words; empty when nothing is.
 	Fault string `protobuf:"bytes,7,opt,name=fault,proto3" json:"fault,omitempty"`
 	// Messages that were suppressed as duplicates since the partition was created.
-	Duplicates    uint64 `protobuf:"varint,8,opt,name=duplicates,proto3" json:"duplicates,omitempty"`
+	Duplicates uint64 `protobuf:"varint,8,opt,name=duplicates,proto3" json:"duplicates,omitempty"`
+	// When the first message that is kept was published. Not set: there is none.
+	Oldest *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=oldest,proto3" json:"oldest,omitempty"`
+	// The group that holds messages which the topic's limits would not keep; of
+	// several the one that holds most. Empty: none does.
+	HeldBy string `protobuf:"bytes,10,opt,name=held_by,json=heldBy,proto3" json:"held_by,omitempty"`
+	// How many bytes it holds so.
+	HeldBytes     uint64 `protobuf:"varint,11,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -691,6 +827,27 @@ func (x *PartitionInfo) GetFault() string {
 func (x *PartitionInfo) GetDuplicates() uint64 {
 	if x != nil {
 		return x.Duplicates
+	}
+	return 0
+}
+
+func (x *PartitionInfo) GetOldest() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Oldest
+	}
+	return nil
+}
+
+func (x *PartitionInfo) GetHeldBy() string {
+	if x != nil {
+		return x.HeldBy
+	}
+	return ""
+}
+
+func (x *PartitionInfo) GetHeldBytes() uint64 {
+	if x != nil {
+		return x.HeldBytes
 	}
 	return 0
 }
@@ -920,8 +1077,17 @@ type GroupPolicy struct {
 	// The most messages that wait behind one key before the group stops
 	// scanning. Default 10,000.
 	MaxDeferredKey *uint32 `protobuf:"varint,12,opt,name=max_deferred_key,json=maxDeferredKey,proto3,oneof" json:"max_deferred_key,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// What becomes of messages that the topic's limits no longer keep and the group
+	// has not settled.
+	Retention GroupRetention `protobuf:"varint,13,opt,name=retention,proto3,enum=strandmq.v1.GroupRetention" json:"retention,omitempty"`
+	// For hold: the most bytes of one partition that are kept for the group beyond
+	// the topic's limits. 0: without limit. Default 1 GiB.
+	HoldLimitBytes *uint64 `protobuf:"varint,14,opt,name=hold_limit_bytes,json=holdLimitBytes,proto3,oneof" json:"hold_limit_bytes,omitempty"`
+	// For hold: the greatest age of a message that is kept for the group, in
+	// milliseconds. 0: without limit (the default).
+	HoldLimitMs   *int64 `protobuf:"varint,15,opt,name=hold_limit_ms,json=holdLimitMs,proto3,oneof" json:"hold_limit_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupPolicy) Reset() {
@@ -1034,6 +1200,27 @@ func (x *GroupPolicy) GetMaxDeferred() uint32 {
 func (x *GroupPolicy) GetMaxDeferredKey() uint32 {
 	if x != nil && x.MaxDeferredKey != nil {
 		return *x.MaxDeferredKey
+	}
+	return 0
+}
+
+func (x *GroupPolicy) GetRetention() GroupRetention {
+	if x != nil {
+		return x.Retention
+	}
+	return GroupRetention_GROUP_RETENTION_UNSPECIFIED
+}
+
+func (x *GroupPolicy) GetHoldLimitBytes() uint64 {
+	if x != nil && x.HoldLimitBytes != nil {
+		return *x.HoldLimitBytes
+	}
+	return 0
+}
+
+func (x *GroupPolicy) GetHoldLimitMs() int64 {
+	if x != nil && x.HoldLimitMs != nil {
+		return *x.HoldLimitMs
 	}
 	return 0
 }
@@ -1564,7 +1751,7 @@ type GroupCounts struct {
 	Dead uint64 `protobuf:"varint,6,opt,name=dead,proto3" json:"dead,omitempty"`
 	// Acked.
 	Acked uint64 `protobuf:"varint,7,opt,name=acked,proto3" json:"acked,omitempty"`
-	// Passed over by a reset or a discard.
+	// Passed over by a reset, a discard or retention.
 	Skipped uint64 `protobuf:"varint,8,opt,name=skipped,proto3" json:"skipped,omitempty"`
 	// Not looked at yet.
 	NotScanned uint64 `protobuf:"varint,9,opt,name=not_scanned,json=notScanned,proto3" json:"not_scanned,omitempty"`
@@ -1573,7 +1760,9 @@ type GroupCounts struct {
 	// Hand-outs so far, redeliveries included.
 	HandedOut uint64 `protobuf:"varint,11,opt,name=handed_out,json=handedOut,proto3" json:"handed_out,omitempty"`
 	// Attempts that failed so far: nacks, lapses, lost sessions.
-	Retried       uint64 `protobuf:"varint,12,opt,name=retried,proto3" json:"retried,omitempty"`
+	Retried uint64 `protobuf:"varint,12,opt,name=retried,proto3" json:"retried,omitempty"`
+	// Of the skipped, those that retention took before they were settled.
+	Expired       uint64 `protobuf:"varint,13,opt,name=expired,proto3" json:"expired,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1688,6 +1877,13 @@ func (x *GroupCounts) GetHandedOut() uint64 {
 func (x *GroupCounts) GetRetried() uint64 {
 	if x != nil {
 		return x.Retried
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetExpired() uint64 {
+	if x != nil {
+		return x.Expired
 	}
 	return 0
 }
@@ -1840,9 +2036,17 @@ type GroupPartition struct {
 	// What stalls, at most 20 per partition, the oldest first.
 	Stalls []*Stall `protobuf:"bytes,8,rep,name=stalls,proto3" json:"stalls,omitempty"`
 	// How often the group was reset.
-	ResetEpoch    uint64 `protobuf:"varint,9,opt,name=reset_epoch,json=resetEpoch,proto3" json:"reset_epoch,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	ResetEpoch uint64 `protobuf:"varint,9,opt,name=reset_epoch,json=resetEpoch,proto3" json:"reset_epoch,omitempty"`
+	// What retention took before the group had settled it, the oldest first.
+	Losses []*LossRecord `protobuf:"bytes,15,rep,name=losses,proto3" json:"losses,omitempty"`
+	// Bytes that are kept for the group alone, beyond the topic's limits.
+	HeldBytes uint64 `protobuf:"varint,16,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
+	// Dead letters whose message retention has passed: the group has copies.
+	CopiedDead uint64 `protobuf:"varint,17,opt,name=copied_dead,json=copiedDead,proto3" json:"copied_dead,omitempty"`
+	// Bytes of those copies.
+	CopiedDeadBytes uint64 `protobuf:"varint,18,opt,name=copied_dead_bytes,json=copiedDeadBytes,proto3" json:"copied_dead_bytes,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GroupPartition) Reset() {
@@ -1938,12 +2142,132 @@ func (x *GroupPartition) GetResetEpoch() uint64 {
 	return 0
 }
 
+func (x *GroupPartition) GetLosses() []*LossRecord {
+	if x != nil {
+		return x.Losses
+	}
+	return nil
+}
+
+func (x *GroupPartition) GetHeldBytes() uint64 {
+	if x != nil {
+		return x.HeldBytes
+	}
+	return 0
+}
+
+func (x *GroupPartition) GetCopiedDead() uint64 {
+	if x != nil {
+		return x.CopiedDead
+	}
+	return 0
+}
+
+func (x *GroupPartition) GetCopiedDeadBytes() uint64 {
+	if x != nil {
+		return x.CopiedDeadBytes
+	}
+	return 0
+}
+
+// LossRecord is messages that retention took before a group had settled them.
+type LossRecord struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The first offset.
+	First uint64 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	// The last offset. Some in between may have been settled before.
+	Last uint64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// How many were lost.
+	Count uint64 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	// Why: age or size (the topic's limits), hold-limit (the group's).
+	Cause string `protobuf:"bytes,4,opt,name=cause,proto3" json:"cause,omitempty"`
+	// When the first of them was lost.
+	From *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=from,proto3" json:"from,omitempty"`
+	// When the last of them was.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LossRecord) Reset() {
+	*x = LossRecord{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LossRecord) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LossRecord) ProtoMessage() {}
+
+func (x *LossRecord) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LossRecord.ProtoReflect.Descriptor instead.
+func (*LossRecord) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *LossRecord) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *LossRecord) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *LossRecord) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *LossRecord) GetCause() string {
+	if x != nil {
+		return x.Cause
+	}
+	return ""
+}
+
+func (x *LossRecord) GetFrom() *timestamppb.Timestamp {
+	if x != nil {
+		return x.From
+	}
+	return nil
+}
+
+func (x *LossRecord) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 // Stall is one thing that waits, and why.
 type Stall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A stable name: IN_FLIGHT, BACKING_OFF, PARKED, DEFERRED_LIMIT,
-	// IN_FLIGHT_LIMIT, PAUSED, NO_MEMBER, PARTITION_DAMAGED and
-	// NEWER_FORMAT (which have no counts).
+	// IN_FLIGHT_LIMIT, PAUSED, NO_MEMBER, HOLD_ALARM and HOLD_LIMIT (a group that
+	// holds is near or at its limit), PARTITION_DAMAGED and NEWER_FORMAT (which
+	// have no counts).
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The key at fault, when it is one; as text where it is valid UTF-8, quoted
 	// otherwise.
@@ -1968,7 +2292,7 @@ type Stall struct {
 
 func (x *Stall) Reset() {
 	*x = Stall{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1980,7 +2304,7 @@ func (x *Stall) String() string {
 func (*Stall) ProtoMessage() {}
 
 func (x *Stall) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1993,7 +2317,7 @@ func (x *Stall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stall.ProtoReflect.Descriptor instead.
 func (*Stall) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *Stall) GetReason() string {
@@ -2071,7 +2395,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2083,7 +2407,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2096,7 +2420,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Member) GetName() string {
@@ -2149,7 +2473,7 @@ type AlterGroupRequest struct {
 
 func (x *AlterGroupRequest) Reset() {
 	*x = AlterGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2161,7 +2485,7 @@ func (x *AlterGroupRequest) String() string {
 func (*AlterGroupRequest) ProtoMessage() {}
 
 func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2174,7 +2498,7 @@ func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
 func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *AlterGroupRequest) GetTopic() string {
@@ -2209,7 +2533,7 @@ type AlterGroupResponse struct {
 
 func (x *AlterGroupResponse) Reset() {
 	*x = AlterGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2221,7 +2545,7 @@ func (x *AlterGroupResponse) String() string {
 func (*AlterGroupResponse) ProtoMessage() {}
 
 func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2234,7 +2558,7 @@ func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
 func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AlterGroupResponse) GetGroup() *Group {
@@ -2263,7 +2587,7 @@ type ResetGroupRequest struct {
 
 func (x *ResetGroupRequest) Reset() {
 	*x = ResetGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2275,7 +2599,7 @@ func (x *ResetGroupRequest) String() string {
 func (*ResetGroupRequest) ProtoMessage() {}
 
 func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2288,7 +2612,7 @@ func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResetGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ResetGroupRequest) GetTopic() string {
@@ -2337,7 +2661,7 @@ type ResetGroupResponse struct {
 
 func (x *ResetGroupResponse) Reset() {
 	*x = ResetGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2349,7 +2673,7 @@ func (x *ResetGroupResponse) String() string {
 func (*ResetGroupResponse) ProtoMessage() {}
 
 func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2362,7 +2686,7 @@ func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResetGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResetGroupResponse) GetPartitions() []*ResetPartition {
@@ -2387,7 +2711,7 @@ type ResetPartition struct {
 
 func (x *ResetPartition) Reset() {
 	*x = ResetPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2399,7 +2723,7 @@ func (x *ResetPartition) String() string {
 func (*ResetPartition) ProtoMessage() {}
 
 func (x *ResetPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2412,7 +2736,7 @@ func (x *ResetPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPartition.ProtoReflect.Descriptor instead.
 func (*ResetPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResetPartition) GetPartition() uint32 {
@@ -2449,7 +2773,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2461,7 +2785,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2474,7 +2798,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *PauseGroupRequest) GetTopic() string {
@@ -2502,7 +2826,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2514,7 +2838,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2527,7 +2851,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -2550,7 +2874,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2562,7 +2886,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2575,7 +2899,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ResumeGroupRequest) GetTopic() string {
@@ -2603,7 +2927,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2615,7 +2939,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2628,7 +2952,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -2653,7 +2977,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2665,7 +2989,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2678,7 +3002,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *DeleteGroupRequest) GetTopic() string {
@@ -2711,7 +3035,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2723,7 +3047,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2736,7 +3060,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 // DeadLetter is one message that a group gave up.
@@ -2770,7 +3094,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +3106,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +3119,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeadLetter) GetMessage() *Message {
@@ -2896,7 +3220,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2908,7 +3232,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2921,7 +3245,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *Attempt) GetAttempt() uint32 {
@@ -2985,7 +3309,7 @@ type DeadLetterSelector struct {
 
 func (x *DeadLetterSelector) Reset() {
 	*x = DeadLetterSelector{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2997,7 +3321,7 @@ func (x *DeadLetterSelector) String() string {
 func (*DeadLetterSelector) ProtoMessage() {}
 
 func (x *DeadLetterSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3010,7 +3334,7 @@ func (x *DeadLetterSelector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterSelector.ProtoReflect.Descriptor instead.
 func (*DeadLetterSelector) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeadLetterSelector) GetWhich() isDeadLetterSelector_Which {
@@ -3121,7 +3445,7 @@ type MessagePlace struct {
 
 func (x *MessagePlace) Reset() {
 	*x = MessagePlace{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3133,7 +3457,7 @@ func (x *MessagePlace) String() string {
 func (*MessagePlace) ProtoMessage() {}
 
 func (x *MessagePlace) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3146,7 +3470,7 @@ func (x *MessagePlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessagePlace.ProtoReflect.Descriptor instead.
 func (*MessagePlace) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MessagePlace) GetPartition() uint32 {
@@ -3189,7 +3513,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3201,7 +3525,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3214,7 +3538,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ListDeadLettersRequest) GetTopic() string {
@@ -3267,7 +3591,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3279,7 +3603,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3292,7 +3616,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -3333,7 +3657,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3345,7 +3669,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3358,7 +3682,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *GetDeadLetterRequest) GetTopic() string {
@@ -3400,7 +3724,7 @@ type GetDeadLetterResponse struct {
 
 func (x *GetDeadLetterResponse) Reset() {
 	*x = GetDeadLetterResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3412,7 +3736,7 @@ func (x *GetDeadLetterResponse) String() string {
 func (*GetDeadLetterResponse) ProtoMessage() {}
 
 func (x *GetDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3425,7 +3749,7 @@ func (x *GetDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetDeadLetterResponse) GetDeadLetter() *DeadLetter {
@@ -3450,7 +3774,7 @@ type ReplayDeadLettersRequest struct {
 
 func (x *ReplayDeadLettersRequest) Reset() {
 	*x = ReplayDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3462,7 +3786,7 @@ func (x *ReplayDeadLettersRequest) String() string {
 func (*ReplayDeadLettersRequest) ProtoMessage() {}
 
 func (x *ReplayDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3475,7 +3799,7 @@ func (x *ReplayDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReplayDeadLettersRequest) GetTopic() string {
@@ -3512,7 +3836,7 @@ type ReplayDeadLettersResponse struct {
 
 func (x *ReplayDeadLettersResponse) Reset() {
 	*x = ReplayDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3524,7 +3848,7 @@ func (x *ReplayDeadLettersResponse) String() string {
 func (*ReplayDeadLettersResponse) ProtoMessage() {}
 
 func (x *ReplayDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3537,7 +3861,7 @@ func (x *ReplayDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReplayDeadLettersResponse) GetReplayed() uint64 {
@@ -3571,7 +3895,7 @@ type DiscardDeadLettersRequest struct {
 
 func (x *DiscardDeadLettersRequest) Reset() {
 	*x = DiscardDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3583,7 +3907,7 @@ func (x *DiscardDeadLettersRequest) String() string {
 func (*DiscardDeadLettersRequest) ProtoMessage() {}
 
 func (x *DiscardDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3596,7 +3920,7 @@ func (x *DiscardDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*DiscardDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DiscardDeadLettersRequest) GetTopic() string {
@@ -3638,7 +3962,7 @@ type DiscardDeadLettersResponse struct {
 
 func (x *DiscardDeadLettersResponse) Reset() {
 	*x = DiscardDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3650,7 +3974,7 @@ func (x *DiscardDeadLettersResponse) String() string {
 func (*DiscardDeadLettersResponse) ProtoMessage() {}
 
 func (x *DiscardDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3663,7 +3987,7 @@ func (x *DiscardDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*DiscardDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DiscardDeadLettersResponse) GetDiscarded() uint64 {
@@ -3691,7 +4015,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3703,7 +4027,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3716,7 +4040,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *TraceRequest) GetTopic() string {
@@ -3780,7 +4104,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3792,7 +4116,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3805,7 +4129,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TraceResponse) GetMessages() []*MessageTrace {
@@ -3836,7 +4160,7 @@ type MessageTrace struct {
 
 func (x *MessageTrace) Reset() {
 	*x = MessageTrace{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3848,7 +4172,7 @@ func (x *MessageTrace) String() string {
 func (*MessageTrace) ProtoMessage() {}
 
 func (x *MessageTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3861,7 +4185,7 @@ func (x *MessageTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageTrace.ProtoReflect.Descriptor instead.
 func (*MessageTrace) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *MessageTrace) GetMessage() *Message {
@@ -3930,7 +4254,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3942,7 +4266,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3955,7 +4279,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TraceEvent) GetTime() *timestamppb.Timestamp {
@@ -4027,7 +4351,7 @@ type TraceState struct {
 
 func (x *TraceState) Reset() {
 	*x = TraceState{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4039,7 +4363,7 @@ func (x *TraceState) String() string {
 func (*TraceState) ProtoMessage() {}
 
 func (x *TraceState) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4052,7 +4376,7 @@ func (x *TraceState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceState.ProtoReflect.Descriptor instead.
 func (*TraceState) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TraceState) GetGroup() string {
@@ -4092,7 +4416,7 @@ type NodeInfoRequest struct {
 
 func (x *NodeInfoRequest) Reset() {
 	*x = NodeInfoRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4104,7 +4428,7 @@ func (x *NodeInfoRequest) String() string {
 func (*NodeInfoRequest) ProtoMessage() {}
 
 func (x *NodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4117,7 +4441,7 @@ func (x *NodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*NodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 // NodeInfoResponse describes the node.
@@ -4139,7 +4463,7 @@ type NodeInfoResponse struct {
 
 func (x *NodeInfoResponse) Reset() {
 	*x = NodeInfoResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4151,7 +4475,7 @@ func (x *NodeInfoResponse) String() string {
 func (*NodeInfoResponse) ProtoMessage() {}
 
 func (x *NodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4164,7 +4488,7 @@ func (x *NodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*NodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *NodeInfoResponse) GetVersion() string {
@@ -4206,14 +4530,17 @@ var File_strandmq_v1_admin_proto protoreflect.FileDescriptor
 
 const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x17strandmq/v1/admin.proto\x12\vstrandmq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19strandmq/v1/consume.proto\x1a\x19strandmq/v1/message.proto\"\xc6\x01\n" +
+	"\x17strandmq/v1/admin.proto\x12\vstrandmq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19strandmq/v1/consume.proto\x1a\x19strandmq/v1/message.proto\"\xde\x02\n" +
 	"\vTopicConfig\x12&\n" +
 	"\fretention_ms\x18\x01 \x01(\x03H\x00R\vretentionMs\x88\x01\x01\x12,\n" +
 	"\x0fretention_bytes\x18\x02 \x01(\x03H\x01R\x0eretentionBytes\x88\x01\x01\x12)\n" +
-	"\x0emax_body_bytes\x18\x03 \x01(\x03H\x02R\fmaxBodyBytes\x88\x01\x01B\x0f\n" +
+	"\x0emax_body_bytes\x18\x03 \x01(\x03H\x02R\fmaxBodyBytes\x88\x01\x01\x12*\n" +
+	"\x04kind\x18\x04 \x01(\x0e2\x16.strandmq.v1.TopicKindR\x04kind\x12G\n" +
+	"\x1erefuse_publishes_at_hold_limit\x18\x05 \x01(\bH\x03R\x1arefusePublishesAtHoldLimit\x88\x01\x01B\x0f\n" +
 	"\r_retention_msB\x12\n" +
 	"\x10_retention_bytesB\x11\n" +
-	"\x0f_max_body_bytes\"\xa3\x01\n" +
+	"\x0f_max_body_bytesB!\n" +
+	"\x1f_refuse_publishes_at_hold_limit\"\xa3\x01\n" +
 	"\x05Topic\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
@@ -4240,7 +4567,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x02 \x03(\v2\x1a.strandmq.v1.PartitionInfoR\n" +
 	"partitions\x12\x16\n" +
-	"\x06groups\x18\x03 \x03(\tR\x06groups\"\xf7\x01\n" +
+	"\x06groups\x18\x03 \x03(\tR\x06groups\"\xe3\x02\n" +
 	"\rPartitionInfo\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12!\n" +
 	"\fstart_offset\x18\x02 \x01(\x04R\vstartOffset\x12\x1d\n" +
@@ -4253,7 +4580,12 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05fault\x18\a \x01(\tR\x05fault\x12\x1e\n" +
 	"\n" +
 	"duplicates\x18\b \x01(\x04R\n" +
-	"duplicates\"[\n" +
+	"duplicates\x122\n" +
+	"\x06oldest\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x06oldest\x12\x17\n" +
+	"\aheld_by\x18\n" +
+	" \x01(\tR\x06heldBy\x12\x1d\n" +
+	"\n" +
+	"held_bytes\x18\v \x01(\x04R\theldBytes\"[\n" +
 	"\x11AlterTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x120\n" +
 	"\x06config\x18\x02 \x01(\v2\x18.strandmq.v1.TopicConfigR\x06config\">\n" +
@@ -4262,7 +4594,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x12DeleteTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
 	"\aconfirm\x18\x02 \x01(\tR\aconfirm\"\x15\n" +
-	"\x13DeleteTopicResponse\"\xf5\x05\n" +
+	"\x13DeleteTopicResponse\"\xaf\a\n" +
 	"\vGroupPolicy\x12*\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x16.strandmq.v1.GroupModeR\x04mode\x12+\n" +
 	"\x0fack_deadline_ms\x18\x02 \x01(\x03H\x00R\rackDeadlineMs\x88\x01\x01\x12#\n" +
@@ -4278,7 +4610,11 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	" \x01(\bH\aR\n" +
 	"atMostOnce\x88\x01\x01\x12&\n" +
 	"\fmax_deferred\x18\v \x01(\rH\bR\vmaxDeferred\x88\x01\x01\x12-\n" +
-	"\x10max_deferred_key\x18\f \x01(\rH\tR\x0emaxDeferredKey\x88\x01\x01B\x12\n" +
+	"\x10max_deferred_key\x18\f \x01(\rH\tR\x0emaxDeferredKey\x88\x01\x01\x129\n" +
+	"\tretention\x18\r \x01(\x0e2\x1b.strandmq.v1.GroupRetentionR\tretention\x12-\n" +
+	"\x10hold_limit_bytes\x18\x0e \x01(\x04H\n" +
+	"R\x0eholdLimitBytes\x88\x01\x01\x12'\n" +
+	"\rhold_limit_ms\x18\x0f \x01(\x03H\vR\vholdLimitMs\x88\x01\x01B\x12\n" +
 	"\x10_ack_deadline_msB\x0e\n" +
 	"\f_max_hold_msB\x0f\n" +
 	"\r_max_attemptsB\r\n" +
@@ -4288,7 +4624,9 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x18_max_in_flight_partitionB\x0f\n" +
 	"\r_at_most_onceB\x0f\n" +
 	"\r_max_deferredB\x13\n" +
-	"\x11_max_deferred_key\"\xb6\x01\n" +
+	"\x11_max_deferred_keyB\x13\n" +
+	"\x11_hold_limit_bytesB\x10\n" +
+	"\x0e_hold_limit_ms\"\xb6\x01\n" +
 	"\rStartPosition\x12\x1c\n" +
 	"\bearliest\x18\x01 \x01(\bH\x00R\bearliest\x12\x18\n" +
 	"\x06latest\x18\x02 \x01(\bH\x00R\x06latest\x12\x18\n" +
@@ -4317,7 +4655,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\fGroupSummary\x12(\n" +
 	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x120\n" +
 	"\x06counts\x18\x02 \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12\x18\n" +
-	"\amembers\x18\x03 \x01(\rR\amembers\"\xc3\x02\n" +
+	"\amembers\x18\x03 \x01(\rR\amembers\"\xdd\x02\n" +
 	"\vGroupCounts\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\x04R\x05ready\x12\x18\n" +
 	"\ablocked\x18\x02 \x01(\x04R\ablocked\x12\x1b\n" +
@@ -4334,7 +4672,8 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	" \x01(\x04R\x03lag\x12\x1d\n" +
 	"\n" +
 	"handed_out\x18\v \x01(\x04R\thandedOut\x12\x18\n" +
-	"\aretried\x18\f \x01(\x04R\aretried\"B\n" +
+	"\aretried\x18\f \x01(\x04R\aretried\x12\x18\n" +
+	"\aexpired\x18\r \x01(\x04R\aexpired\"B\n" +
 	"\x14DescribeGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"\xdf\x01\n" +
@@ -4344,7 +4683,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x03 \x03(\v2\x1b.strandmq.v1.GroupPartitionR\n" +
 	"partitions\x12-\n" +
-	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\"\xa2\x02\n" +
+	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\"\xbf\x03\n" +
 	"\x0eGroupPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x1b\n" +
 	"\tlog_index\x18\x02 \x01(\x04R\blogIndex\x12\x14\n" +
@@ -4355,7 +4694,21 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x06counts\x18\a \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12*\n" +
 	"\x06stalls\x18\b \x03(\v2\x12.strandmq.v1.StallR\x06stalls\x12\x1f\n" +
 	"\vreset_epoch\x18\t \x01(\x04R\n" +
-	"resetEpoch\"\xdd\x01\n" +
+	"resetEpoch\x12/\n" +
+	"\x06losses\x18\x0f \x03(\v2\x17.strandmq.v1.LossRecordR\x06losses\x12\x1d\n" +
+	"\n" +
+	"held_bytes\x18\x10 \x01(\x04R\theldBytes\x12\x1f\n" +
+	"\vcopied_dead\x18\x11 \x01(\x04R\n" +
+	"copiedDead\x12*\n" +
+	"\x11copied_dead_bytes\x18\x12 \x01(\x04R\x0fcopiedDeadBytes\"\xc4\x01\n" +
+	"\n" +
+	"LossRecord\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x04R\x04last\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\x04R\x05count\x12\x14\n" +
+	"\x05cause\x18\x04 \x01(\tR\x05cause\x12.\n" +
+	"\x04from\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x04from\x120\n" +
+	"\x05until\x18\x06 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xdd\x01\n" +
 	"\x05Stall\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12\x16\n" +
@@ -4515,7 +4868,11 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x04node\x18\x02 \x01(\x04R\x04node\x12\x18\n" +
 	"\acluster\x18\x03 \x01(\tR\acluster\x124\n" +
 	"\astarted\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12\x16\n" +
-	"\x06faults\x18\x05 \x03(\tR\x06faults*j\n" +
+	"\x06faults\x18\x05 \x03(\tR\x06faults*V\n" +
+	"\tTopicKind\x12\x1a\n" +
+	"\x16TOPIC_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
+	"\x0eTOPIC_KIND_LOG\x10\x01\x12\x19\n" +
+	"\x15TOPIC_KIND_WORK_QUEUE\x10\x02*j\n" +
 	"\tGroupMode\x12\x1a\n" +
 	"\x16GROUP_MODE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eGROUP_MODE_KEY\x10\x01\x12\x18\n" +
@@ -4524,7 +4881,11 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\fOnExhaustion\x12\x1d\n" +
 	"\x19ON_EXHAUSTION_UNSPECIFIED\x10\x00\x12\x16\n" +
 	"\x12ON_EXHAUSTION_SKIP\x10\x01\x12\x16\n" +
-	"\x12ON_EXHAUSTION_PARK\x10\x022\xa8\x03\n" +
+	"\x12ON_EXHAUSTION_PARK\x10\x02*g\n" +
+	"\x0eGroupRetention\x12\x1f\n" +
+	"\x1bGROUP_RETENTION_UNSPECIFIED\x10\x00\x12\x1a\n" +
+	"\x16GROUP_RETENTION_EXPIRE\x10\x01\x12\x18\n" +
+	"\x14GROUP_RETENTION_HOLD\x10\x022\xa8\x03\n" +
 	"\fTopicService\x12P\n" +
 	"\vCreateTopic\x12\x1f.strandmq.v1.CreateTopicRequest\x1a .strandmq.v1.CreateTopicResponse\x12M\n" +
 	"\n" +
@@ -4568,175 +4929,184 @@ func file_strandmq_v1_admin_proto_rawDescGZIP() []byte {
 	return file_strandmq_v1_admin_proto_rawDescData
 }
 
-var file_strandmq_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 57)
+var file_strandmq_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
+var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
 var file_strandmq_v1_admin_proto_goTypes = []any{
-	(GroupMode)(0),                     // 0: strandmq.v1.GroupMode
-	(OnExhaustion)(0),                  // 1: strandmq.v1.OnExhaustion
-	(*TopicConfig)(nil),                // 2: strandmq.v1.TopicConfig
-	(*Topic)(nil),                      // 3: strandmq.v1.Topic
-	(*CreateTopicRequest)(nil),         // 4: strandmq.v1.CreateTopicRequest
-	(*CreateTopicResponse)(nil),        // 5: strandmq.v1.CreateTopicResponse
-	(*ListTopicsRequest)(nil),          // 6: strandmq.v1.ListTopicsRequest
-	(*ListTopicsResponse)(nil),         // 7: strandmq.v1.ListTopicsResponse
-	(*DescribeTopicRequest)(nil),       // 8: strandmq.v1.DescribeTopicRequest
-	(*DescribeTopicResponse)(nil),      // 9: strandmq.v1.DescribeTopicResponse
-	(*PartitionInfo)(nil),              // 10: strandmq.v1.PartitionInfo
-	(*AlterTopicRequest)(nil),          // 11: strandmq.v1.AlterTopicRequest
-	(*AlterTopicResponse)(nil),         // 12: strandmq.v1.AlterTopicResponse
-	(*DeleteTopicRequest)(nil),         // 13: strandmq.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),        // 14: strandmq.v1.DeleteTopicResponse
-	(*GroupPolicy)(nil),                // 15: strandmq.v1.GroupPolicy
-	(*StartPosition)(nil),              // 16: strandmq.v1.StartPosition
-	(*CreateGroupRequest)(nil),         // 17: strandmq.v1.CreateGroupRequest
-	(*CreateGroupResponse)(nil),        // 18: strandmq.v1.CreateGroupResponse
-	(*Group)(nil),                      // 19: strandmq.v1.Group
-	(*ListGroupsRequest)(nil),          // 20: strandmq.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),         // 21: strandmq.v1.ListGroupsResponse
-	(*GroupSummary)(nil),               // 22: strandmq.v1.GroupSummary
-	(*GroupCounts)(nil),                // 23: strandmq.v1.GroupCounts
-	(*DescribeGroupRequest)(nil),       // 24: strandmq.v1.DescribeGroupRequest
-	(*DescribeGroupResponse)(nil),      // 25: strandmq.v1.DescribeGroupResponse
-	(*GroupPartition)(nil),             // 26: strandmq.v1.GroupPartition
-	(*Stall)(nil),                      // 27: strandmq.v1.Stall
-	(*Member)(nil),                     // 28: strandmq.v1.Member
-	(*AlterGroupRequest)(nil),          // 29: strandmq.v1.AlterGroupRequest
-	(*AlterGroupResponse)(nil),         // 30: strandmq.v1.AlterGroupResponse
-	(*ResetGroupRequest)(nil),          // 31: strandmq.v1.ResetGroupRequest
-	(*ResetGroupResponse)(nil),         // 32: strandmq.v1.ResetGroupResponse
-	(*ResetPartition)(nil),             // 33: strandmq.v1.ResetPartition
-	(*PauseGroupRequest)(nil),          // 34: strandmq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 35: strandmq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 36: strandmq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 37: strandmq.v1.ResumeGroupResponse
-	(*DeleteGroupRequest)(nil),         // 38: strandmq.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),        // 39: strandmq.v1.DeleteGroupResponse
-	(*DeadLetter)(nil),                 // 40: strandmq.v1.DeadLetter
-	(*Attempt)(nil),                    // 41: strandmq.v1.Attempt
-	(*DeadLetterSelector)(nil),         // 42: strandmq.v1.DeadLetterSelector
-	(*MessagePlace)(nil),               // 43: strandmq.v1.MessagePlace
-	(*ListDeadLettersRequest)(nil),     // 44: strandmq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 45: strandmq.v1.ListDeadLettersResponse
-	(*GetDeadLetterRequest)(nil),       // 46: strandmq.v1.GetDeadLetterRequest
-	(*GetDeadLetterResponse)(nil),      // 47: strandmq.v1.GetDeadLetterResponse
-	(*ReplayDeadLettersRequest)(nil),   // 48: strandmq.v1.ReplayDeadLettersRequest
-	(*ReplayDeadLettersResponse)(nil),  // 49: strandmq.v1.ReplayDeadLettersResponse
-	(*DiscardDeadLettersRequest)(nil),  // 50: strandmq.v1.DiscardDeadLettersRequest
-	(*DiscardDeadLettersResponse)(nil), // 51: strandmq.v1.DiscardDeadLettersResponse
-	(*TraceRequest)(nil),               // 52: strandmq.v1.TraceRequest
-	(*TraceResponse)(nil),              // 53: strandmq.v1.TraceResponse
-	(*MessageTrace)(nil),               // 54: strandmq.v1.MessageTrace
-	(*TraceEvent)(nil),                 // 55: strandmq.v1.TraceEvent
-	(*TraceState)(nil),                 // 56: strandmq.v1.TraceState
-	(*NodeInfoRequest)(nil),            // 57: strandmq.v1.NodeInfoRequest
-	(*NodeInfoResponse)(nil),           // 58: strandmq.v1.NodeInfoResponse
-	(*timestamppb.Timestamp)(nil),      // 59: google.protobuf.Timestamp
-	(*PartitionShare)(nil),             // 60: strandmq.v1.PartitionShare
-	(*Message)(nil),                    // 61: strandmq.v1.Message
-	(BodyFormat)(0),                    // 62: strandmq.v1.BodyFormat
+	(TopicKind)(0),                     // 0: strandmq.v1.TopicKind
+	(GroupMode)(0),                     // 1: strandmq.v1.GroupMode
+	(OnExhaustion)(0),                  // 2: strandmq.v1.OnExhaustion
+	(GroupRetention)(0),                // 3: strandmq.v1.GroupRetention
+	(*TopicConfig)(nil),                // 4: strandmq.v1.TopicConfig
+	(*Topic)(nil),                      // 5: strandmq.v1.Topic
+	(*CreateTopicRequest)(nil),         // 6: strandmq.v1.CreateTopicRequest
+	(*CreateTopicResponse)(nil),        // 7: strandmq.v1.CreateTopicResponse
+	(*ListTopicsRequest)(nil),          // 8: strandmq.v1.ListTopicsRequest
+	(*ListTopicsResponse)(nil),         // 9: strandmq.v1.ListTopicsResponse
+	(*DescribeTopicRequest)(nil),       // 10: strandmq.v1.DescribeTopicRequest
+	(*DescribeTopicResponse)(nil),      // 11: strandmq.v1.DescribeTopicResponse
+	(*PartitionInfo)(nil),              // 12: strandmq.v1.PartitionInfo
+	(*AlterTopicRequest)(nil),          // 13: strandmq.v1.AlterTopicRequest
+	(*AlterTopicResponse)(nil),         // 14: strandmq.v1.AlterTopicResponse
+	(*DeleteTopicRequest)(nil),         // 15: strandmq.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 16: strandmq.v1.DeleteTopicResponse
+	(*GroupPolicy)(nil),                // 17: strandmq.v1.GroupPolicy
+	(*StartPosition)(nil),              // 18: strandmq.v1.StartPosition
+	(*CreateGroupRequest)(nil),         // 19: strandmq.v1.CreateGroupRequest
+	(*CreateGroupResponse)(nil),        // 20: strandmq.v1.CreateGroupResponse
+	(*Group)(nil),                      // 21: strandmq.v1.Group
+	(*ListGroupsRequest)(nil),          // 22: strandmq.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),         // 23: strandmq.v1.ListGroupsResponse
+	(*GroupSummary)(nil),               // 24: strandmq.v1.GroupSummary
+	(*GroupCounts)(nil),                // 25: strandmq.v1.GroupCounts
+	(*DescribeGroupRequest)(nil),       // 26: strandmq.v1.DescribeGroupRequest
+	(*DescribeGroupResponse)(nil),      // 27: strandmq.v1.DescribeGroupResponse
+	(*GroupPartition)(nil),             // 28: strandmq.v1.GroupPartition
+	(*LossRecord)(nil),                 // 29: strandmq.v1.LossRecord
+	(*Stall)(nil),                      // 30: strandmq.v1.Stall
+	(*Member)(nil),                     // 31: strandmq.v1.Member
+	(*AlterGroupRequest)(nil),          // 32: strandmq.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),         // 33: strandmq.v1.AlterGroupResponse
+	(*ResetGroupRequest)(nil),          // 34: strandmq.v1.ResetGroupRequest
+	(*ResetGroupResponse)(nil),         // 35: strandmq.v1.ResetGroupResponse
+	(*ResetPartition)(nil),             // 36: strandmq.v1.ResetPartition
+	(*PauseGroupRequest)(nil),          // 37: strandmq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 38: strandmq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 39: strandmq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 40: strandmq.v1.ResumeGroupResponse
+	(*DeleteGroupRequest)(nil),         // 41: strandmq.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),        // 42: strandmq.v1.DeleteGroupResponse
+	(*DeadLetter)(nil),                 // 43: strandmq.v1.DeadLetter
+	(*Attempt)(nil),                    // 44: strandmq.v1.Attempt
+	(*DeadLetterSelector)(nil),         // 45: strandmq.v1.DeadLetterSelector
+	(*MessagePlace)(nil),               // 46: strandmq.v1.MessagePlace
+	(*ListDeadLettersRequest)(nil),     // 47: strandmq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 48: strandmq.v1.ListDeadLettersResponse
+	(*GetDeadLetterRequest)(nil),       // 49: strandmq.v1.GetDeadLetterRequest
+	(*GetDeadLetterResponse)(nil),      // 50: strandmq.v1.GetDeadLetterResponse
+	(*ReplayDeadLettersRequest)(nil),   // 51: strandmq.v1.ReplayDeadLettersRequest
+	(*ReplayDeadLettersResponse)(nil),  // 52: strandmq.v1.ReplayDeadLettersResponse
+	(*DiscardDeadLettersRequest)(nil),  // 53: strandmq.v1.DiscardDeadLettersRequest
+	(*DiscardDeadLettersResponse)(nil), // 54: strandmq.v1.DiscardDeadLettersResponse
+	(*TraceRequest)(nil),               // 55: strandmq.v1.TraceRequest
+	(*TraceResponse)(nil),              // 56: strandmq.v1.TraceResponse
+	(*MessageTrace)(nil),               // 57: strandmq.v1.MessageTrace
+	(*TraceEvent)(nil),                 // 58: strandmq.v1.TraceEvent
+	(*TraceState)(nil),                 // 59: strandmq.v1.TraceState
+	(*NodeInfoRequest)(nil),            // 60: strandmq.v1.NodeInfoRequest
+	(*NodeInfoResponse)(nil),           // 61: strandmq.v1.NodeInfoResponse
+	(*timestamppb.Timestamp)(nil),      // 62: google.protobuf.Timestamp
+	(*PartitionShare)(nil),             // 63: strandmq.v1.PartitionShare
+	(*Message)(nil),                    // 64: strandmq.v1.Message
+	(BodyFormat)(0),                    // 65: strandmq.v1.BodyFormat
 }
 var file_strandmq_v1_admin_proto_depIdxs = []int32{
-	2,  // 0: strandmq.v1.Topic.config:type_name -> strandmq.v1.TopicConfig
-	59, // 1: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
-	2,  // 2: strandmq.v1.CreateTopicRequest.config:type_name -> strandmq.v1.TopicConfig
-	3,  // 3: strandmq.v1.CreateTopicResponse.topic:type_name -> strandmq.v1.Topic
-	3,  // 4: strandmq.v1.ListTopicsResponse.topics:type_name -> strandmq.v1.Topic
-	3,  // 5: strandmq.v1.DescribeTopicResponse.topic:type_name -> strandmq.v1.Topic
-	10, // 6: strandmq.v1.DescribeTopicResponse.partitions:type_name -> strandmq.v1.PartitionInfo
-	2,  // 7: strandmq.v1.AlterTopicRequest.config:type_name -> strandmq.v1.TopicConfig
-	3,  // 8: strandmq.v1.AlterTopicResponse.topic:type_name -> strandmq.v1.Topic
-	0,  // 9: strandmq.v1.GroupPolicy.mode:type_name -> strandmq.v1.GroupMode
-	1,  // 10: strandmq.v1.GroupPolicy.on_exhaustion:type_name -> strandmq.v1.OnExhaustion
-	59, // 11: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
-	15, // 12: strandmq.v1.CreateGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
-	16, // 13: strandmq.v1.CreateGroupRequest.start:type_name -> strandmq.v1.StartPosition
-	19, // 14: strandmq.v1.CreateGroupResponse.group:type_name -> strandmq.v1.Group
-	15, // 15: strandmq.v1.Group.policy:type_name -> strandmq.v1.GroupPolicy
-	59, // 16: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
-	22, // 17: strandmq.v1.ListGroupsResponse.groups:type_name -> strandmq.v1.GroupSummary
-	19, // 18: strandmq.v1.GroupSummary.group:type_name -> strandmq.v1.Group
-	23, // 19: strandmq.v1.GroupSummary.counts:type_name -> strandmq.v1.GroupCounts
-	19, // 20: strandmq.v1.DescribeGroupResponse.group:type_name -> strandmq.v1.Group
-	23, // 21: strandmq.v1.DescribeGroupResponse.counts:type_name -> strandmq.v1.GroupCounts
-	26, // 22: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
-	28, // 23: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
-	23, // 24: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
-	27, // 25: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
-	59, // 26: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
-	60, // 27: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
-	59, // 28: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
-	59, // 29: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
-	15, // 30: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
-	19, // 31: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
-	16, // 32: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
-	33, // 33: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
-	19, // 34: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
-	19, // 35: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
-	61, // 36: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
-	59, // 37: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
-	59, // 38: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
-	41, // 39: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
-	59, // 40: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
-	59, // 41: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
-	43, // 42: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
-	16, // 43: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
-	62, // 44: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	40, // 45: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
-	42, // 46: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	62, // 47: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	40, // 48: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
-	42, // 49: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	42, // 50: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	43, // 51: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
-	54, // 52: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
-	61, // 53: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
-	55, // 54: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
-	56, // 55: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
-	59, // 56: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
-	59, // 57: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
-	4,  // 58: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
-	6,  // 59: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
-	8,  // 60: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
-	11, // 61: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
-	13, // 62: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
-	17, // 63: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
-	20, // 64: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
-	24, // 65: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
-	29, // 66: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
-	31, // 67: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
-	34, // 68: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
-	36, // 69: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
-	38, // 70: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
-	44, // 71: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
-	46, // 72: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
-	48, // 73: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
-	50, // 74: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
-	52, // 75: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
-	57, // 76: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
-	5,  // 77: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
-	7,  // 78: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
-	9,  // 79: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
-	12, // 80: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
-	14, // 81: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
-	18, // 82: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
-	21, // 83: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
-	25, // 84: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
-	30, // 85: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
-	32, // 86: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
-	35, // 87: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
-	37, // 88: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
-	39, // 89: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
-	45, // 90: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
-	47, // 91: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
-	49, // 92: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
-	51, // 93: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
-	53, // 94: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
-	58, // 95: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
-	77, // [77:96] is the sub-list for method output_type
-	58, // [58:77] is the sub-list for method input_type
-	58, // [58:58] is the sub-list for extension type_name
-	58, // [58:58] is the sub-list for extension extendee
-	0,  // [0:58] is the sub-list for field type_name
+	0,  // 0: strandmq.v1.TopicConfig.kind:type_name -> strandmq.v1.TopicKind
+	4,  // 1: strandmq.v1.Topic.config:type_name -> strandmq.v1.TopicConfig
+	62, // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
+	4,  // 3: strandmq.v1.CreateTopicRequest.config:type_name -> strandmq.v1.TopicConfig
+	5,  // 4: strandmq.v1.CreateTopicResponse.topic:type_name -> strandmq.v1.Topic
+	5,  // 5: strandmq.v1.ListTopicsResponse.topics:type_name -> strandmq.v1.Topic
+	5,  // 6: strandmq.v1.DescribeTopicResponse.topic:type_name -> strandmq.v1.Topic
+	12, // 7: strandmq.v1.DescribeTopicResponse.partitions:type_name -> strandmq.v1.PartitionInfo
+	62, // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
+	4,  // 9: strandmq.v1.AlterTopicRequest.config:type_name -> strandmq.v1.TopicConfig
+	5,  // 10: strandmq.v1.AlterTopicResponse.topic:type_name -> strandmq.v1.Topic
+	1,  // 11: strandmq.v1.GroupPolicy.mode:type_name -> strandmq.v1.GroupMode
+	2,  // 12: strandmq.v1.GroupPolicy.on_exhaustion:type_name -> strandmq.v1.OnExhaustion
+	3,  // 13: strandmq.v1.GroupPolicy.retention:type_name -> strandmq.v1.GroupRetention
+	62, // 14: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
+	17, // 15: strandmq.v1.CreateGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
+	18, // 16: strandmq.v1.CreateGroupRequest.start:type_name -> strandmq.v1.StartPosition
+	21, // 17: strandmq.v1.CreateGroupResponse.group:type_name -> strandmq.v1.Group
+	17, // 18: strandmq.v1.Group.policy:type_name -> strandmq.v1.GroupPolicy
+	62, // 19: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
+	24, // 20: strandmq.v1.ListGroupsResponse.groups:type_name -> strandmq.v1.GroupSummary
+	21, // 21: strandmq.v1.GroupSummary.group:type_name -> strandmq.v1.Group
+	25, // 22: strandmq.v1.GroupSummary.counts:type_name -> strandmq.v1.GroupCounts
+	21, // 23: strandmq.v1.DescribeGroupResponse.group:type_name -> strandmq.v1.Group
+	25, // 24: strandmq.v1.DescribeGroupResponse.counts:type_name -> strandmq.v1.GroupCounts
+	28, // 25: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
+	31, // 26: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
+	25, // 27: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
+	30, // 28: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
+	29, // 29: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
+	62, // 30: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
+	62, // 31: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
+	62, // 32: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
+	63, // 33: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
+	62, // 34: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
+	62, // 35: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
+	17, // 36: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
+	21, // 37: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
+	18, // 38: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
+	36, // 39: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
+	21, // 40: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
+	21, // 41: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
+	64, // 42: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
+	62, // 43: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
+	62, // 44: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
+	44, // 45: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
+	62, // 46: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
+	62, // 47: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
+	46, // 48: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
+	18, // 49: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
+	65, // 50: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	43, // 51: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
+	45, // 52: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	65, // 53: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	43, // 54: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
+	45, // 55: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	45, // 56: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	46, // 57: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
+	57, // 58: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
+	64, // 59: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
+	58, // 60: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
+	59, // 61: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
+	62, // 62: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
+	62, // 63: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 64: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
+	8,  // 65: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
+	10, // 66: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
+	13, // 67: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
+	15, // 68: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
+	19, // 69: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
+	22, // 70: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
+	26, // 71: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
+	32, // 72: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
+	34, // 73: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
+	37, // 74: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
+	39, // 75: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
+	41, // 76: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
+	47, // 77: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
+	49, // 78: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
+	51, // 79: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
+	53, // 80: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
+	55, // 81: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
+	60, // 82: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
+	7,  // 83: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
+	9,  // 84: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
+	11, // 85: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
+	14, // 86: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
+	16, // 87: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
+	20, // 88: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
+	23, // 89: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
+	27, // 90: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
+	33, // 91: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
+	35, // 92: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
+	38, // 93: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
+	40, // 94: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
+	42, // 95: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
+	48, // 96: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
+	50, // 97: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
+	52, // 98: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
+	54, // 99: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
+	56, // 100: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
+	61, // 101: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
+	83, // [83:102] is the sub-list for method output_type
+	64, // [64:83] is the sub-list for method input_type
+	64, // [64:64] is the sub-list for extension type_name
+	64, // [64:64] is the sub-list for extension extendee
+	0,  // [0:64] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_admin_proto_init() }
@@ -4755,15 +5125,15 @@ func file_strandmq_v1_admin_proto_init() {
 		(*StartPosition_FromEnd)(nil),
 		(*StartPosition_Time)(nil),
 	}
-	file_strandmq_v1_admin_proto_msgTypes[29].OneofWrappers = []any{}
-	file_strandmq_v1_admin_proto_msgTypes[40].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
+	file_strandmq_v1_admin_proto_msgTypes[41].OneofWrappers = []any{
 		(*DeadLetterSelector_Id)(nil),
 		(*DeadLetterSelector_Key)(nil),
 		(*DeadLetterSelector_KeyBytes)(nil),
 		(*DeadLetterSelector_Place)(nil),
 		(*DeadLetterSelector_All)(nil),
 	}
-	file_strandmq_v1_admin_proto_msgTypes[50].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[51].OneofWrappers = []any{
 		(*TraceRequest_Id)(nil),
 		(*TraceRequest_Place)(nil),
 	}
@@ -4772,8 +5142,8 @@ func file_strandmq_v1_admin_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_admin_proto_rawDesc), len(file_strandmq_v1_admin_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   57,
+			NumEnums:      4,
+			NumMessages:   58,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

@@ -1,0 +1,343 @@
+package broker
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/quantity"
+	"github.com/strandmq/strandmq/partition"
+)
+
+// retention sees to it that partitions keep what their topics' limits say, and no
+// more. It looks at every partition once a second, which costs nothing where
+// nothing is to do, and proposes what is to go; what becomes of it the log
+// decides. What it learns of groups that hold is for those who ask.
+//
+//	Info: oldest, bytes ──beyond a limit?──► TrimPoint ──► Trim ──► the log
+//	                                                        │ kept from an earlier offset
+//	                                     held, refused ◄────┘ than the limits ask for
+type retention struct {
+	b     *Broker
+	now   steadyClock
+	tells map[groupIn]uint64 // messages lost to a group when last told; the loop's
+
+	mu   sync.Mutex
+	held map[partition.PartitionID]held // guarded by mu: partitions that keep more than they should
+}
+
+// held is what a partition keeps beyond its topic's limits, for groups that hold.
+type held struct {
+	point  partition.Offset // what the limits would keep begins here
+	groups map[coordinator.GroupID]hold
+}
+
+// hold is one group's part.
+type hold struct {
+	bytes uint64  // from the first message that it needs to the point
+	part  float64 // of its limit, the nearer one; 0: it has none
+	limit string  // which
+}
+
+type groupIn struct {
+	partition partition.PartitionID
+	group     consumer.GroupID
+}
+
+const (
+	// retentionEvery is how often the partitions are looked at, and so how far a
+	// limit of bytes can be passed: by what is published meanwhile.
+	retentionEvery = time.Second
+	// retentionCalls is how many trims are on their way at once.
+	retentionCalls = 16
+	// holdAlarm is the part of its limit from which on a group's hold is told.
+	holdAlarm = 0.8
+)
+
+func newRetention(b *Broker) *retention {
+	return &retention{b: b, tells: map[groupIn]uint64{}, held: map[partition.PartitionID]held{}}
+}
+
+// run works as long as the node serves.
+func (r *retention) run() {
+	tick := time.NewTicker(r.b.cfg.RetentionEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			r.pass(r.b.serving, r.now.read(time.Now()))
+		case <-r.b.serving.Done():
+			return
+		}
+	}
+}
+
+// pass looks at every partition once.
+func (r *retention) pass(ctx context.Context, now partition.Millis) {
+	m := r.b.coord.View()
+	live := map[partition.PartitionID]bool{}
+	var calls errgroup.Group
+	calls.SetLimit(retentionCalls)
+	var mu sync.Mutex // guards what the calls tell
+	for t := range m.Topics() {
+		if t.Phase != coordinator.Ready {
+			continue
+		}
+		for i, p := range t.Partitions {
+			live[p.ID] = true
+			todo, ok := r.todo(t, p.ID, now)
+			if !ok {
+				r.release(t, p.ID)
+				continue
+			}
+			calls.Go(func() error {
+				losses := r.trim(ctx, t, i, p.ID, todo)
+				mu.Lock()
+				defer mu.Unlock()
+				r.tell(t, i, p.ID, losses)
+				return nil
+			})
+		}
+	}
+	_ = calls.Wait() // each has logged what went wrong
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for id := range r.held {
+		if !live[id] {
+			delete(r.held, id)
+		}
+	}
+	for in := range r.tells {
+		if !live[in.partition] {
+			delete(r.tells, in)
+		}
+	}
+}
+
+// limits is what one look found to be too much.
+type limits struct {
+	now    partition.Millis
+	before partition.Millis // older messages may go
+	bytes  uint64           // and those beyond so many bytes; 0: any number stays
+}
+
+// todo tells from what is in memory whether anything of a partition may have to
+// go. Time is cut in steps of a sixty-fourth, so that a slow topic is not trimmed
+// a message at a time; bytes go down by a sixteenth at once.
+func (r *retention) todo(t *coordinator.Topic, id partition.PartitionID, now partition.Millis) (limits, bool) {
+	info, err := r.b.host.Info(id)
+	if err != nil || info.Fault != "" || info.Position.Start == info.Position.End {
+		return limits{}, false
+	}
+	l := limits{now: now}
+	some := t.Config.WorkQueue
+	if keep := t.Config.Retention; keep > 0 {
+		l.before = max(now-keep, 0)
+		step := min(keep/64, 60*60*1000)
+		some = some || info.Oldest < l.before-step
+	}
+	if most := uint64(t.Config.RetentionBytes); most > 0 && info.Bytes > most {
+		l.bytes, some = max(most-most/16, 1), true
+	}
+	return l, some
+}
+
+// trim cuts one partition and finds what is held beyond. It returns what the
+// groups of the partition say of it.
+func (r *retention) trim(ctx context.Context, t *coordinator.Topic, number int, id partition.PartitionID, l limits) map[consumer.GroupID]consumer.Kept {
+	complain := func(err error) {
+		if ctx.Err() == nil && reasonOf(err) != "NOT_LEADER" && reasonOf(err) != "QUEUE_FULL" {
+			r.b.log.Warn("retention could not do its work on a partition", "topic", t.Name, "partition", number, "err", err)
+		}
+	}
+	point, why, err := r.b.host.TrimPoint(id, l.before, l.bytes)
+	if err != nil {
+		complain(err)
+		return nil
+	}
+	was, err := r.b.host.Position(id)
+	if err != nil {
+		complain(err)
+		return nil
+	}
+	start, err := r.b.host.Trim(ctx, id, partition.TrimTo{
+		To: point, Why: why, Now: l.now, Done: t.Config.WorkQueue, Firm: t.Config.RefuseAtHold,
+	})
+	if err != nil {
+		complain(err)
+		return nil
+	}
+	if start == was.Start && start >= point {
+		r.release(t, id)
+		return nil
+	}
+	kept, err := r.b.groups.Kept(ctx, id)
+	if err != nil {
+		complain(err)
+		return nil
+	}
+	if start >= point {
+		r.release(t, id)
+		return kept
+	}
+	h := held{point: point, groups: map[coordinator.GroupID]hold{}}
+	for gid, k := range kept {
+		if !k.Holds || k.Needs >= point {
+			continue
+		}
+		bytes, published, err := r.b.host.Between(id, k.Needs, point)
+		if err != nil {
+			complain(err)
+			return kept
+		}
+		x := hold{bytes: bytes}
+		if k.HoldBytes > 0 {
+			x.part, x.limit = float64(bytes)/float64(k.HoldBytes), "hold_limit_bytes of "+quantity.FormatSize(int64(k.HoldBytes))
+		}
+		if k.HoldAge > 0 && published > 0 {
+			if part := float64(l.now-published) / float64(k.HoldAge); part > x.part {
+				x.part, x.limit = part, "hold_limit of "+quantity.FormatSpan(time.Duration(k.HoldAge)*time.Millisecond)
+			}
+		}
+		h.groups[coordinator.GroupID(gid)] = x
+	}
+	r.note(t, id, h)
+	return kept
+}
+
+// note keeps what is held, and opens or shuts the partition for publishes.
+func (r *retention) note(t *coordinator.Topic, id partition.PartitionID, h held) {
+	r.mu.Lock()
+	was := r.held[id]
+	if len(h.groups) == 0 {
+		delete(r.held, id)
+	} else {
+		r.held[id] = h
+	}
+	r.mu.Unlock()
+	var refused error
+	for gid, x := range h.groups {
+		name := r.groupName(gid)
+		if x.part >= holdAlarm && was.groups[gid].part < holdAlarm {
+			r.b.log.Warn("a group that holds is near its limit", "topic", t.Name, "partition", r.b.partitionName(id), "group", name,
+				"held", quantity.FormatSize(int64(x.bytes)), "limit", x.limit)
+		}
+		if x.part >= 1 && t.Config.RefuseAtHold {
+			refused = &refusal{reason: "HOLD_LIMIT", retryAfter: 5 * time.Second, text: fmt.Sprintf(
+				"%s takes no messages: group %s holds %s beyond the topic's retention, its %s, and the topic loses nothing: let the group catch up, raise its limit, or delete it",
+				r.b.partitionName(id), name, quantity.FormatSize(int64(x.bytes)), x.limit)}
+		}
+	}
+	if err := r.b.host.Refuse(id, refused); err != nil {
+		return // it was dropped
+	}
+}
+
+// release notes that nothing is held.
+func (r *retention) release(t *coordinator.Topic, id partition.PartitionID) {
+	r.mu.Lock()
+	_, some := r.held[id]
+	r.mu.Unlock()
+	if some {
+		r.note(t, id, held{})
+	}
+}
+
+// tell logs what groups lost since they were last told of.
+func (r *retention) tell(t *coordinator.Topic, number int, id partition.PartitionID, kept map[consumer.GroupID]consumer.Kept) {
+	for gid, k := range kept {
+		in := groupIn{id, gid}
+		was, known := r.tells[in]
+		r.tells[in] = k.Expired
+		if k.Expired == was || len(k.Losses) == 0 {
+			continue
+		}
+		last := k.Losses[len(k.Losses)-1]
+		attrs := []any{
+			"topic", t.Name, "partition", number, "group", r.groupName(coordinator.GroupID(gid)), "cause", last.Cause,
+			"lastOffset", last.Last, "inAll", k.Expired,
+		}
+		if known {
+			attrs = append(attrs, "messages", k.Expired-was)
+		}
+		r.b.log.Log(context.Background(), slog.LevelWarn, "retention took messages that a group had not settled", attrs...)
+	}
+}
+
+func (r *retention) groupName(id coordinator.GroupID) string {
+	if g, ok := r.b.coord.View().GroupByID(id); ok {
+		return g.Name
+	}
+	return "(deleted)"
+}
+
+// of is what a group holds in a partition.
+func (r *retention) of(id partition.PartitionID, g coordinator.GroupID) hold {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.held[id].groups[g]
+}
+
+// holder is the group that holds most in a partition.
+func (r *retention) holder(id partition.PartitionID) (name string, bytes uint64) {
+	r.mu.Lock()
+	groups := r.held[id].groups
+	r.mu.Unlock()
+	var most coordinator.GroupID
+	for gid, x := range groups {
+		if x.bytes > bytes || x.bytes == bytes && (most == 0 || gid < most) {
+			most, bytes = gid, x.bytes
+		}
+	}
+	if most == 0 {
+		return "", 0
+	}
+	return r.groupName(most), bytes
+}
+
+// stall is what a group has to be told of its hold, if it is near its limit.
+func (r *retention) stall(id partition.PartitionID, g coordinator.GroupID, s consumer.GroupState) []consumer.Stall {
+	x := r.of(id, g)
+	if x.part < holdAlarm {
+		return s.Stalls
+	}
+	y := consumer.Stall{
+		Reason: "HOLD_ALARM", Offset: s.Kept.Needs, Waiting: s.Counts.Lag(),
+		Text: fmt.Sprintf("the group holds %s beyond the topic's retention, %.0f %% of its %s: at the limit it loses the oldest, or publishes are refused; let it catch up, or raise the limit",
+			quantity.FormatSize(int64(x.bytes)), 100*x.part, x.limit),
+	}
+	if x.part >= 1 {
+		y.Reason = "HOLD_LIMIT"
+		y.Text = fmt.Sprintf("the group holds %s beyond the topic's retention, its %s: let it catch up, raise the limit, or delete it",
+			quantity.FormatSize(int64(x.bytes)), x.limit)
+	}
+	return slices.Insert(slices.Clone(s.Stalls), 0, y)
+}
+
+// steadyClock is the wall clock, but for leaps forward: a clock that is wrong for
+// a moment must not make everything old. It follows the wall clock by an eighth
+// more than the time that passed, and at once when that goes back, which removes
+// nothing. What the clock says when the broker starts it has to believe.
+type steadyClock struct {
+	last time.Time
+	at   partition.Millis
+}
+
+func (c *steadyClock) read(now time.Time) partition.Millis {
+	wall := partition.Millis(now.UnixMilli())
+	if c.last.IsZero() {
+		c.last, c.at = now, wall
+		return wall
+	}
+	passed := partition.Millis(now.Sub(c.last).Milliseconds()) // by the monotonic clock
+	c.last = now
+	c.at = min(wall, c.at+passed+passed/8)
+	return c.at
+}
