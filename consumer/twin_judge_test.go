@@ -291,37 +291,12 @@ func (w *twinWorld) judgeCall(c *twinCall) {
 		if i > 0 && c.out[i-1].Message.Offset >= d.Message.Offset {
 			w.fail("%s: offsets %d and %d are not in order", name, c.out[i-1].Message.Offset, d.Message.Offset)
 		}
-		if int(d.Token.Offset) >= len(tw.msgs) || d.Token.Offset != d.Message.Offset {
-			w.fail("%s: token of %d for message %d", name, d.Token.Offset, d.Message.Offset)
+		o := w.judgeDelivery(c, name, d)
+		if o == nil {
 			return
 		}
 		m := tw.msgs[d.Token.Offset]
 		size += m.size
-		o := m.find(d.Token.HandOut)
-		if o == nil && len(m.outs) > 0 && m.outs[len(m.outs)-1].num == 0 {
-			// At most once: who got it is known only now.
-			o = m.outs[len(m.outs)-1]
-			o.num, o.member, o.session = d.Token.HandOut, c.req.Member, c.req.Session
-		}
-		switch {
-		case o == nil:
-			w.fail("%s: P5: hand-out %d of %d was not applied", name, d.Token.HandOut, m.off)
-			return
-		case o.ended != "" && o.over < c.step && !(o.ended == "ack" && tw.pol.AtMostOnce):
-			w.fail("%s: hand-out %d of %d had ended (%s) when it was given", name, o.num, m.off, o.ended)
-		case o.member != c.req.Member || o.session != c.req.Session:
-			w.fail("%s: hand-out %d of %d is %s/%d's", name, o.num, m.off, o.member, o.session)
-		case d.Attempt != o.attempt || d.Token.Ordinal != o.ordinal || d.Token.Epoch != o.epoch ||
-			(d.Deadline > o.deadline || d.Deadline < o.deadline-w.back) && o.moved < c.step ||
-			d.FirstSeen != o.first || d.Replayed != o.replayed || d.Fence != o.num:
-			w.fail("%s: delivery %+v is of %+v", name, d, *o)
-		case d.Token.Partition != twinPart || d.Token.Group != tg.id || !w.shell.seal.made(d.Token):
-			w.fail("%s: token %+v", name, d.Token)
-		case !bytes.Equal(d.Message.Record.Body, w.msgs[m.off].Record.Body) || string(d.Message.Record.Key) != m.name:
-			w.fail("%s: message %d is another", name, m.off)
-		case o.num > c.coming && tw.ruled < c.step && !tw.shareHas(c.req.Shares[0], m):
-			w.fail("%s: new delivery %d is not of its share", name, m.off)
-		}
 		if id := c.req.RequestID; id != "" && o.request != requestTag(id) && o.request != 0 {
 			w.fail("%s: hand-out %d of %d is another request's", name, o.num, m.off)
 		}
@@ -355,6 +330,42 @@ func (w *twinWorld) judgeCall(c *twinCall) {
 			tg.requests[c.requestKey()] = append(tg.requests[c.requestKey()], n)
 		}
 	}
+}
+
+// judgeDelivery holds one delivery against the hand-out that it is of.
+func (w *twinWorld) judgeDelivery(c *twinCall, name string, d Delivery) *twinOut {
+	tw := c.g.tw
+	if int(d.Token.Offset) >= len(tw.msgs) || d.Token.Offset != d.Message.Offset {
+		w.fail("%s: token of %d for message %d", name, d.Token.Offset, d.Message.Offset)
+		return nil
+	}
+	m := tw.msgs[d.Token.Offset]
+	o := m.find(d.Token.HandOut)
+	if o == nil && len(m.outs) > 0 && m.outs[len(m.outs)-1].num == 0 {
+		// At most once: who got it is known only now.
+		o = m.outs[len(m.outs)-1]
+		o.num, o.member, o.session = d.Token.HandOut, c.req.Member, c.req.Session
+	}
+	switch {
+	case o == nil:
+		w.fail("%s: P5: hand-out %d of %d was not applied", name, d.Token.HandOut, m.off)
+		return nil
+	case o.ended != "" && o.over < c.step && !(o.ended == "ack" && tw.pol.AtMostOnce):
+		w.fail("%s: hand-out %d of %d had ended (%s) when it was given", name, o.num, m.off, o.ended)
+	case o.member != c.req.Member || o.session != c.req.Session:
+		w.fail("%s: hand-out %d of %d is %s/%d's", name, o.num, m.off, o.member, o.session)
+	case d.Attempt != o.attempt || d.Token.Ordinal != o.ordinal || d.Token.Epoch != o.epoch ||
+		(d.Deadline > o.deadline || d.Deadline < o.deadline-w.back) && o.moved < c.step ||
+		d.FirstSeen != o.first || d.Replayed != o.replayed || d.Fence != o.num:
+		w.fail("%s: delivery %+v is of %+v", name, d, *o)
+	case d.Token.Partition != twinPart || d.Token.Group != c.g.id || !w.shell.seal.made(d.Token):
+		w.fail("%s: token %+v", name, d.Token)
+	case !bytes.Equal(d.Message.Record.Body, w.msgs[m.off].Record.Body) || string(d.Message.Record.Key) != m.name:
+		w.fail("%s: message %d is another", name, m.off)
+	case o.num > c.coming && tw.ruled < c.step && !tw.shareHas(c.req.Shares[0], m):
+		w.fail("%s: new delivery %d is not of its share", name, m.off)
+	}
+	return o
 }
 
 func (w *twinWorld) askedTwice(c *twinCall) bool {
@@ -400,6 +411,7 @@ func (w *twinWorld) judgeRest() {
 				waiters = append(waiters, twinWaiter{member: c.req.Member, session: c.req.Session, shares: c.req.Shares[0], limit: c.req.Max})
 			}
 		}
+		waiters = append(waiters, w.streamWaiters(tg)...)
 		if err := tw.stuck(waiters); err != nil {
 			w.fail("stuck: %v: %v", tg.id, err)
 		}

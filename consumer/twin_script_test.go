@@ -55,6 +55,10 @@ var twinWeights = []struct {
 	{"again", 4},
 	{"cancel", 2},
 	{"settle", 20},
+	{"stream", 5},
+	{"credit", 6},
+	{"next", 8},
+	{"numbers", 8},
 	{"due", 5},
 	{"advance", 4},
 	{"back", 1},
@@ -155,6 +159,12 @@ func (w *twinWorld) run(ops []twinOp) error {
 	w.judgeTraces()
 	for _, g := range w.groups {
 		g.script = len(g.lines)
+	}
+	for len(w.streams) > 0 && w.fault == nil {
+		w.take(w.streams[0])
+		if len(w.streams) > 0 {
+			w.closeStream(w.streams[0], len(w.streams)%2 == 0)
+		}
 	}
 	w.finish()
 	w.judgeAll()
@@ -275,6 +285,23 @@ func (w *twinWorld) do(op twinOp) {
 		}
 	case "settle":
 		w.settleSome(g, op)
+	case "stream":
+		w.stream(g, op)
+	case "credit", "next", "numbers":
+		open := w.streamsOf(g)
+		if len(open) == 0 {
+			return
+		}
+		s := open[op.a/8%len(open)]
+		switch op.do {
+		case "credit":
+			w.credit(s, []int{1, 2, 5, 100}[op.b%4])
+		case "next":
+			w.drain()
+			w.take(s)
+		default:
+			w.settleNumbers(s, op)
+		}
 	case "due":
 		w.advanceToDue(g, op)
 	case "advance":

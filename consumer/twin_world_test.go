@@ -55,10 +55,11 @@ type twinWorld struct {
 	deadly  bool // most settlements reject
 	wake    partition.Millis
 
-	groups []*twinGroup
-	calls  []*twinCall
-	dues   []partition.Millis // how far each due step moved the clock
-	fault  error
+	groups  []*twinGroup
+	calls   []*twinCall
+	streams []*twinStream
+	dues    []partition.Millis // how far each due step moved the clock
+	fault   error
 }
 
 type twinEntry struct {
@@ -509,6 +510,9 @@ func (w *twinWorld) lead(on bool) {
 		w.leading = on
 		w.changes++
 		w.app.Lead(on)
+		if on {
+			w.heartbeat()
+		}
 	}
 }
 
