@@ -15,8 +15,10 @@ type App struct {
 	groups  []*group  // by id
 	deleted []GroupID // whose rows are still being removed
 	leading bool
+	stirred []*group // have a turn in the next Drive: those that have nothing to wait for are not among them
 
-	holders []int32 // scratch: a plan's members
+	holders []int32    // scratch: a plan's members
+	writer  planWriter // scratch: of the plan that is being made
 }
 
 // Apply runs one committed command. Its result is an error for a refusal,
@@ -39,6 +41,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 			g.tick(h.now)
 		}
 		g.kept = max(g.kept, at.Start)
+		a.stir(g)
 	}
 	var res any
 	switch h.kind {
@@ -130,9 +133,18 @@ func (a *App) create(at partition.Position, h header, r *reader) any {
 	i, _ := a.find(h.group)
 	a.groups = slices.Insert(a.groups, i, g)
 	if a.leading {
-		g.lead()
+		g.lead(&a.writer)
+		a.stir(g)
 	}
 	return nil
+}
+
+// stir gives a group a turn in the next Drive.
+func (a *App) stir(g *group) {
+	if g.hand != nil && !g.hand.stirred {
+		g.hand.stirred = true
+		a.stirred = append(a.stirred, g)
+	}
 }
 
 // remove forgets a group. Its rows go bit by bit at checkpoints: a group can
@@ -140,6 +152,7 @@ func (a *App) create(at partition.Position, h header, r *reader) any {
 func (a *App) remove(g *group) {
 	if g.hand != nil {
 		g.hand.end(&ErrUnknownGroup{Partition: a.id, Group: g.id})
+		g.hand = nil
 	}
 	i, _ := a.find(g.id)
 	a.groups = slices.Delete(a.groups, i, i+1)

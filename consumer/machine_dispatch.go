@@ -42,13 +42,16 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 }
 
 // note remembers who waits for work, for those who ask what holds it up. It asks
-// each call twice a second at most.
+// all of them twice a second at most, and new ones at once.
 func (h *hand) note(now partition.Millis) {
-	for _, w := range h.waiters {
-		if w.gone || now >= w.noted && now-w.noted < notedEvery {
+	ask := h.fresh
+	if now < h.noted || now-h.noted >= notedEvery {
+		ask, h.noted = h.waiters, now
+	}
+	for _, w := range ask {
+		if w.gone || w.rests { // without credit nothing is asked for
 			continue
 		}
-		w.noted = now
 		if _, open := w.Taker.Room(); !open {
 			continue
 		}
@@ -57,6 +60,8 @@ func (h *hand) note(now partition.Millis) {
 			ms.asked, ms.askedIn, ms.share, ms.of = now, w.Session, w.Share, w.Shares
 		}
 	}
+	clear(h.fresh)
+	h.fresh = h.fresh[:0]
 }
 
 // fire proposes lapses, and lets go what waited for its next attempt.
@@ -99,7 +104,7 @@ func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) 
 	if !full {
 		full = h.look(log, p, &budget)
 	}
-	w := &h.writer
+	w := h.writer
 	if w.nAgain == 0 && w.nScan == 0 {
 		return cmds, false
 	}

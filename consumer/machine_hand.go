@@ -90,7 +90,10 @@ type hand struct {
 	untried  int              // waiters that have to be told that all was tried
 	stint    int              // how many neighbours one waiter gets in its turn
 	behind   bool             // a plan was void in part: look again at what follows
-	writer   planWriter
+	writer   *planWriter      // of the App
+	stirred  bool             // among the App's
+	fresh    []*waiter        // came since the last turn
+	noted    partition.Millis // when all waiters were last asked whether they wait
 	lapses   []lapse
 	queries  []query // wait for what is on its way to their sessions
 }
@@ -136,8 +139,7 @@ type lane struct {
 type waiter struct {
 	demand
 	tried bool
-	noted partition.Millis // when it was last seen to wait
-	slot  int32            // its member, if the name there still fits
+	slot  int32 // its member, if the name there still fits
 	plan  uint64
 	index int     // in that plan's table
 	gone  bool    // wants no more
@@ -164,13 +166,46 @@ type handed struct {
 	hs []handOut
 }
 
-func (g *group) lead() {
-	g.hand = &hand{g: g}
+func (g *group) lead(writer *planWriter) {
+	g.hand = &hand{g: g, writer: writer}
 	for i := range g.members {
 		g.members[i].asked = 0
 	}
 	g.hand.rewind()
 	g.hand.rebuild()
+}
+
+// rests tells whether there is nothing to do until an event comes, or a command is
+// applied. What only a busy group needs is let go.
+func (h *hand) rests() bool {
+	if len(h.open) > 0 || len(h.out) > 0 || len(h.queries) > 0 || h.untried > 0 || h.pace.leapAt != 0 {
+		return false
+	}
+	if h.timed() {
+		return false
+	}
+	const few = 16
+	if cap(h.timers.items) > few {
+		h.timers.items = nil
+	}
+	if h.reserved.n == 0 && len(h.reserved.slots) > few {
+		h.reserved.slots = nil
+	}
+	if cap(h.out) > few {
+		h.out = nil
+	}
+	if cap(h.lapses) > few {
+		h.lapses = nil
+	}
+	awake := false
+	for i := range h.lanes {
+		l := &h.lanes[i]
+		awake = awake || len(l.queue) > 0
+		if len(l.ready.items) == 0 && cap(l.ready.items) > few {
+			l.ready.items = nil
+		}
+	}
+	return !awake
 }
 
 // rewind forgets what was planned; what comes of it later is void or found.
@@ -416,6 +451,7 @@ func (h *hand) demand(d demand) {
 	}
 	clear(h.waiters[len(kept):])
 	h.waiters = append(kept, w)
+	h.fresh = append(h.fresh, w)
 	w.slot = h.g.memberOf(w.Member)
 	most = max(most, d.Shares)
 	if int(most) != len(h.lanes) && h.g.policy.Mode != ByPartition {

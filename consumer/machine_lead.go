@@ -9,7 +9,8 @@ func (a *App) Lead(leading bool) {
 	a.sendAway(&partition.ErrNotLeader{Partition: a.id})
 	if leading {
 		for _, g := range a.groups {
-			g.lead()
+			g.lead(&a.writer)
+			a.stir(g)
 		}
 	}
 }
@@ -20,6 +21,7 @@ var _ partition.Breaker = (*App)(nil)
 func (a *App) Break(why *partition.ErrDamaged) { a.sendAway(why) }
 
 func (a *App) sendAway(why error) {
+	a.stirred = nil
 	for _, g := range a.groups {
 		if g.hand != nil {
 			g.hand.end(why)
@@ -34,10 +36,12 @@ func (a *App) Event(ev any) {
 	case awake:
 		if g := a.group(ev.w.Group); g != nil && g.hand != nil {
 			g.hand.awake(ev.w)
+			a.stir(g)
 		}
 	case withdrawal:
 		if g := a.group(ev.Group); g != nil && g.hand != nil {
 			g.hand.withdraw(ev.Taker)
+			a.stir(g)
 		}
 	case demand:
 		g, err := a.session(ev.Group, ev.Member, ev.Session)
@@ -49,12 +53,14 @@ func (a *App) Event(ev any) {
 			return
 		}
 		g.hand.demand(ev)
+		a.stir(g)
 	case query:
 		g, err := a.session(ev.Group, ev.Member, ev.Session)
 		if err != nil {
 			ev.Done(a.id, holding{Err: err})
 			return
 		}
+		a.stir(g)
 		if g.hand.coming(ev) {
 			g.hand.queries = append(g.hand.queries, ev)
 			return
@@ -79,9 +85,13 @@ func (a *App) session(id GroupID, name string, session uint64) (*group, error) {
 }
 
 // Drive is the leader's turn: it brings applied hand-outs to those who wait,
-// proposes lapses and plans new hand-outs.
+// proposes lapses and plans new hand-outs. Groups that have nobody with room, and
+// nothing that is timed or on its way, have no part in it until something
+// happens to them: they cost nothing.
 func (a *App) Drive(now partition.Millis, log partition.Log) (cmds [][]byte, wake partition.Millis) {
-	for _, g := range a.groups {
+	turns := a.stirred
+	a.stirred = turns[:0]
+	for _, g := range turns {
 		if g.hand == nil {
 			continue
 		}
@@ -90,7 +100,13 @@ func (a *App) Drive(now partition.Millis, log partition.Log) (cmds [][]byte, wak
 		if at != 0 && (wake == 0 || at < wake) {
 			wake = at
 		}
+		if g.hand.rests() {
+			g.hand.stirred = false
+		} else {
+			a.stirred = append(a.stirred, g)
+		}
 	}
+	clear(turns[len(a.stirred):])
 	return cmds, wake
 }
 

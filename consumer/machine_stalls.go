@@ -125,7 +125,7 @@ func (h *hand) askedFor(now partition.Millis) bool {
 		}
 	}
 	for _, w := range h.waiters {
-		if _, open := w.Taker.Room(); open && !w.gone {
+		if _, open := w.Taker.Room(); open && !w.gone && !w.rests {
 			return true
 		}
 	}
