@@ -208,10 +208,17 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 	if len(rest) > 0 {
 		return &record.Error{Why: fmt.Sprintf("%d bytes behind the batch: publish one at a time", len(rest))}
 	}
+	return h.PublishBatch(id, b, done)
+}
+
+// PublishBatch is PublishAsync for a batch that record.Parse has accepted and
+// that nobody changed since.
+func (h *Host) PublishBatch(id PartitionID, b record.Batch, done func([]Stored, error)) error {
 	sh, err := h.shelf(id)
 	if err != nil {
 		return err
 	}
+	batch := b.Bytes()
 	size := int64(len(batch))
 	if why := sh.refusal.Load(); why != nil {
 		return *why

@@ -8,7 +8,8 @@ import (
 
 // Call is the answers of one Submit, as they come in.
 type Call struct {
-	done chan struct{} // closed when every message has its answer
+	done chan struct{}  // closed when every message has its answer
+	then func([]Result) // nil: nobody asked to be called
 
 	mu        sync.Mutex
 	results   []Result // guarded by mu until done is closed or Wait gave up
@@ -20,8 +21,8 @@ type Call struct {
 // answer yet.
 const unanswered = -1
 
-func newCall(n int) *Call {
-	return &Call{results: make([]Result, n), left: 1, done: make(chan struct{})}
+func newCall(n int, then func([]Result)) *Call {
+	return &Call{results: make([]Result, n), left: 1, done: make(chan struct{}), then: then}
 }
 
 // Done is closed when every message has its answer.
@@ -65,7 +66,6 @@ func (c *Call) answer(partition int, batch []int, stored []Stored, err error) {
 		err = &ErrOutcomeUnknown{Err: fmt.Errorf("the log answered %d results for %d messages", len(stored), len(batch))}
 	}
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	if !c.abandoned {
 		for at, i := range batch {
 			switch {
@@ -93,13 +93,19 @@ func (c *Call) notSent(members []int, earlier int, err error) {
 // sent notes that Submit has sent all it will.
 func (c *Call) sent() {
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.finish()
 }
 
-// finish takes one off what is awaited. mu is held.
+// finish takes one off what is awaited. mu is held, and let go.
 func (c *Call) finish() {
-	if c.left--; c.left == 0 {
-		close(c.done)
+	c.left--
+	last := c.left == 0
+	c.mu.Unlock()
+	if !last {
+		return
+	}
+	close(c.done)
+	if c.then != nil {
+		c.then(c.results)
 	}
 }

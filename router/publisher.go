@@ -90,11 +90,21 @@ func (p *Publisher) Publish(ctx context.Context, req Request) ([]Result, error) 
 // for the answers. Messages of one key that are submitted one call after the
 // other are stored in that order. The error is an *ErrCall and means that
 // nothing was sent; what is wrong with single messages stands in the results.
-func (p *Publisher) Submit(req Request) (*Call, error) {
+func (p *Publisher) Submit(req Request) (*Call, error) { return p.submit(req, nil) }
+
+// SubmitThen is Submit for who does not wait either: then is called once, when
+// every message has its answer, from any goroutine and perhaps before
+// SubmitThen returns. It must not block.
+func (p *Publisher) SubmitThen(req Request, then func([]Result)) error {
+	_, err := p.submit(req, then)
+	return err
+}
+
+func (p *Publisher) submit(req Request, then func([]Result)) (*Call, error) {
 	if err := check(&req); err != nil {
 		return nil, err
 	}
-	c := newCall(len(req.Records))
+	c := newCall(len(req.Records), then)
 	var scratch []record.Record
 	for _, part := range p.route(&req, c.results) {
 		scratch = p.send(c, &req, part, scratch)

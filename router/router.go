@@ -17,6 +17,9 @@
 //	                                                        ▼
 //	Wait() ◄── results in the order of the call ◄── Log.PublishAsync
 //
+// Table.Parse is the same judgement for a record batch that somebody else made:
+// what it accepts is what Submit could have sent.
+//
 // The same code runs at the edge of every node and in the Go client; only the
 // Log behind it differs. The package knows neither networks nor raft.
 package router

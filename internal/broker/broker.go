@@ -40,8 +40,11 @@ type Broker struct {
 	publisher *router.Publisher
 	topics    topics
 	sessions  *sessions
+	live      *live
 	disk      *disk
 	retention *retention
+
+	streamSeed atomic.Uint64 // begins each publish stream's rotation elsewhere
 
 	flight   *flight // bytes of requests
 	listener net.Listener
@@ -165,7 +168,7 @@ func (b *Broker) open(ctx context.Context) error {
 	if err := b.reconcile(ctx); err != nil {
 		return err
 	}
-	b.sessions = newSessions()
+	b.sessions, b.live = newSessions(), newLive()
 	b.retention = newRetention(b)
 	known := b.coord.View()
 	b.findHolders(ctx)

@@ -49,6 +49,14 @@ type Config struct {
 	// RequestBytes bounds the bytes of request bodies held at once. Default
 	// 256 MiB; at least 16 MiB.
 	RequestBytes int64
+	// StreamBytes bounds the bytes of one publish stream that wait for the disk.
+	// Default 8 MiB; at least 64 KiB. More keeps faster disks busy from a single
+	// stream; a frame that was begun is taken in whole, so up to 8 MiB come on
+	// top.
+	StreamBytes int
+	// StreamBatches bounds the batches of one publish stream without an answer.
+	// Default 4,096; at least 1.
+	StreamBatches int
 	// Connections bounds the open connections. Default 4,096.
 	Connections int
 	// ConnectionsPerAddress bounds those of one remote address, of IPv6 of one
@@ -97,6 +105,12 @@ func (c Config) withDefaults() Config {
 	if c.RequestBytes == 0 {
 		c.RequestBytes = 256 << 20
 	}
+	if c.StreamBytes == 0 {
+		c.StreamBytes = 8 << 20
+	}
+	if c.StreamBatches == 0 {
+		c.StreamBatches = 4096
+	}
 	if c.DiskReserve == 0 {
 		c.DiskReserve = 256 << 20
 	}
@@ -132,6 +146,8 @@ func (c Config) Validate() error {
 	bad(c.TransferTime < 100*time.Millisecond || c.TransferTime > 10*time.Minute, "transfer time: %v is not 100ms to 10m", c.TransferTime)
 	bad(c.StopTime < 0, "stop time: %v is negative", c.StopTime)
 	bad(c.RequestBytes < 16<<20, "request bytes: %d is less than 16 MiB", c.RequestBytes)
+	bad(c.StreamBytes < 64<<10, "stream bytes: %d is less than 64 KiB", c.StreamBytes)
+	bad(c.StreamBatches < 1, "stream batches: at least 1")
 	bad(c.DiskReserve < -1, "disk reserve: %d is negative", c.DiskReserve)
 	bad(c.Connections < 1, "connections: at least 1")
 	bad(c.ConnectionsPerAddress < 1, "connections per address: at least 1")

@@ -34,13 +34,9 @@ func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*str
 	if _, _, err := a.b.ensureGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetCreateGroup()); err != nil {
 		return nil, err
 	}
-	j, err := a.b.coord.Join(ctx, req.GetTopic(), req.GetGroup(), req.GetMember())
+	j, err := a.b.join(ctx, req.GetTopic(), req.GetGroup(), req.GetMember())
 	if err != nil {
 		return nil, err
-	}
-	if j.Replaced != 0 {
-		// The watcher would do this too; the answer means that it is done.
-		a.b.sessionEnded(ctx, j.Topic, consumer.GroupID(j.Group.ID), j.Member.Name, j.Replaced)
 	}
 	return &strandmqv1.JoinResponse{
 		Session:          sessionText(j.Member.Session),
@@ -91,6 +87,7 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 	}
 	// Released before the session ends: what is still held at its end is
 	// charged.
+	a.b.live.leaving(session)
 	gid := consumer.GroupID(g.ID)
 	told := a.b.sessions.take(session)
 	err = each(ctx, t.Topic, func(ctx context.Context, i int, id partition.PartitionID) error {
@@ -156,10 +153,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 		return res, nil
 	}
 	res.Deliveries = make([]*strandmqv1.Delivery, len(deliveries))
-	now := time.Now().UnixMilli()
-	redelivered := 0
-	topicLabel, groupLabel := b.metrics.label(t.Name, g.Name)
-	latency := b.metrics.deliveryTime.WithLabelValues(topicLabel, groupLabel)
+	meter := b.deliveryMeter(t.Name, g.Name)
 	for i, d := range deliveries {
 		res.Deliveries[i] = &strandmqv1.Delivery{
 			Message:   fromRecord(d.Message.Record, int64(d.Message.PublishTime), req.GetBodyFormat()),
@@ -173,14 +167,9 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 			Fence:     d.Fence,
 			Replayed:  d.Replayed,
 		}
-		if d.Attempt > 1 {
-			redelivered++
-		} else if !d.Replayed {
-			latency.Observe(float64(max(0, now-int64(d.Message.PublishTime))) / 1000)
-		}
+		meter.delivery(d.Attempt, d.Replayed, d.Message.PublishTime)
 	}
-	b.metrics.delivered.WithLabelValues(topicLabel, groupLabel).Add(float64(len(deliveries)))
-	b.metrics.redelivered.WithLabelValues(topicLabel, groupLabel).Add(float64(redelivered))
+	meter.done()
 	return res, nil
 }
 
@@ -238,7 +227,9 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 		place = append(place, i)
 	}
 	topicLabel, groupLabel := b.metrics.label(t.Name, g.Name)
-	for i, r := range b.groups.Settle(ctx, consumer.GroupID(g.ID), list) {
+	results := b.groups.Settle(ctx, consumer.GroupID(g.ID), list)
+	b.live.settled(consumer.GroupID(g.ID), list, results)
+	for i, r := range results {
 		out := &strandmqv1.SettleResult{DeadLettered: r.Dead, Deadline: timestampOrNil(int64(r.Deadline))}
 		if r.Err != nil {
 			b.logItem(r.Err, "settle")
@@ -280,18 +271,7 @@ func (a consumeAPI) alive(g *coordinator.Group, req *strandmqv1.SettleRequest) e
 // settlementOf reads one settlement.
 func settlementOf(s *strandmqv1.Settlement) (consumer.Settlement, error) {
 	var out consumer.Settlement
-	switch s.GetAction() {
-	case strandmqv1.SettleAction_SETTLE_ACTION_ACK:
-		out.Action = consumer.Ack
-	case strandmqv1.SettleAction_SETTLE_ACTION_NACK:
-		out.Action = consumer.Nack
-	case strandmqv1.SettleAction_SETTLE_ACTION_REJECT:
-		out.Action = consumer.Reject
-	case strandmqv1.SettleAction_SETTLE_ACTION_EXTEND:
-		out.Action = consumer.Extend
-	case strandmqv1.SettleAction_SETTLE_ACTION_RELEASE:
-		out.Action = consumer.Release
-	default:
+	if out.Action = actionOf(s.GetAction()); out.Action == 0 {
 		return out, refuse("BAD_VALUE", "action", "%d is not an action: use SETTLE_ACTION_ACK, NACK, REJECT, EXTEND or RELEASE", s.GetAction())
 	}
 	if d := s.GetDelayMs(); d < 0 || partition.Millis(d) > consumer.MaxDelay {
@@ -306,6 +286,23 @@ func settlementOf(s *strandmqv1.Settlement) (consumer.Settlement, error) {
 	}
 	out.Token, out.Delay, out.Reason = token, partition.Millis(s.GetDelayMs()), s.GetReason()
 	return out, nil
+}
+
+// actionOf is an action as groups know it, 0 for none.
+func actionOf(a strandmqv1.SettleAction) consumer.Action {
+	switch a {
+	case strandmqv1.SettleAction_SETTLE_ACTION_ACK:
+		return consumer.Ack
+	case strandmqv1.SettleAction_SETTLE_ACTION_NACK:
+		return consumer.Nack
+	case strandmqv1.SettleAction_SETTLE_ACTION_REJECT:
+		return consumer.Reject
+	case strandmqv1.SettleAction_SETTLE_ACTION_EXTEND:
+		return consumer.Extend
+	case strandmqv1.SettleAction_SETTLE_ACTION_RELEASE:
+		return consumer.Release
+	}
+	return 0
 }
 
 func settledName(a consumer.Action) string {

@@ -10,6 +10,7 @@
 //	guard: host, origin, content type, size, time ──► probes, /metrics
 //	                             │
 //	         *_api.go: validate, call, translate the error
+//	           (streams: publishStream and attendant, with their flow)
 //	      ┌──────────────┬───────┴────────┬─────────────────┐
 //	   router         consumer       coordinator          trace
 //	 key → partition   groups       topics, groups,      the log,

@@ -3,6 +3,8 @@ package broker
 import (
 	"fmt"
 	"time"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 // A refusal is an error on its way to a caller: a stable reason, the words, and
@@ -13,6 +15,7 @@ type refusal struct {
 	text       string // what went wrong and what to do
 	field      string // the field at fault
 	retryAfter time.Duration
+	route      *strandmqv1.RouteResponse // with a stale route: the present one
 }
 
 func (r *refusal) Error() string { return r.reason + ": " + r.text }
@@ -45,6 +48,7 @@ var table = []row{
 	{"BAD_BODY", "invalid_argument", "A JSON body holds what JSON tools would change.", "Send the value as a string, or the body as text."},
 	{"BODY_TOO_LARGE", "invalid_argument", "A body is larger than the topic takes.", "Send less, or raise the topic's max_body_bytes (at most 1 MiB)."},
 	{"BATCH_TOO_LARGE", "invalid_argument", "A call carries too many items or bytes.", "Split it: at most 1,000 items and 4 MiB."},
+	{"BAD_RECORD_BATCH", "invalid_argument", "A record batch is not one (its magic, version, checksum, counts or lengths are wrong), or a record in it is beyond a limit. Nothing of it was stored.", "Make it as docs/format/record-batch.md draws it; the message says what is wrong and in which record."},
 	{"BAD_VALUE", "invalid_argument", "A number, a position or a choice is out of range, or a list is empty.", "The message names the range."},
 	{"BAD_POLICY", "invalid_argument", "A group's policy or a topic's settings contradict themselves or are out of range.", "The message lists every fault."},
 	{"BAD_TOKEN", "invalid_argument", "A delivery token is malformed, cut off, or not from this cluster or group.", "Send the token exactly as it was received."},
@@ -61,6 +65,7 @@ var table = []row{
 	{"ID_REUSED", "already_exists", "The message id is taken, within its topic and key, by a message with another body.", "Give every message an id of its own."},
 	{"SEQUENCE_REUSED", "already_exists", "A producer used the sequence number before, for another message.", "Begin with a new producer id."},
 	{"SEQUENCE_GAP", "failed_precondition", "A producer's sequence skipped numbers.", "Send the missing messages first; the message says which number is expected."},
+	{"STALE_ROUTE", "failed_precondition", "A record batch was made for a partition that does not own the hashes of its keys: the topic's routing table changed, or the topic was made anew. Nothing of it was stored.", "The present table is with the answer: make the batch again by it."},
 	{"STALE_DELIVERY", "failed_precondition", "The token is not that of the message's current delivery: it lapsed, was settled otherwise, or the group was reset.", "Drop the work. Nothing was changed; the message is someone else's, or settled."},
 	{"HELD_TOO_LONG", "failed_precondition", "A delivery cannot be extended beyond the policy's max_hold.", "Settle it, or raise max_hold_ms."},
 	{"NOT_HOLDER", "failed_precondition", "The settlement names a member that the delivery was not given to. Nothing was changed.", "Name the member that received it, or none."},

@@ -5,11 +5,13 @@ import (
 	"crypto/rand"
 	"encoding/hex"
 	"errors"
+	"io"
 	"log/slog"
 	"net/http"
 	"runtime/debug"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 )
 
 // wireError is a refusal as the RPC library sends it: the table's code, the
@@ -23,6 +25,11 @@ func wireError(r *refusal) *connect.Error {
 	e := connect.NewError(code, errors.New(valid(r.text)))
 	if d, err := connect.NewErrorDetail(r.problem()); err == nil {
 		e.AddDetail(d)
+	}
+	if r.route != nil {
+		if d, err := connect.NewErrorDetail(r.route); err == nil {
+			e.AddDetail(d)
+		}
 	}
 	return e
 }
@@ -56,19 +63,19 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			done(codeName(err))
 		}()
 		if r := decodeFailure(req.Any()); r != nil {
-			return nil, e.fail(req, r)
+			return nil, e.fail(req.Spec(), r)
 		}
 		if r := e.ready(); r != nil {
-			return nil, e.fail(req, r)
+			return nil, e.fail(req.Spec(), r)
 		}
 		release, ok := e.holdInflated(req)
 		if !ok {
-			return nil, e.fail(req, busyReading())
+			return nil, e.fail(req.Spec(), busyReading())
 		}
 		defer release()
 		res, err = next(ctx, req)
 		if err != nil {
-			return nil, e.fail(req, err)
+			return nil, e.fail(req.Spec(), err)
 		}
 		return res, nil
 	}
@@ -76,7 +83,7 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 
 // fail translates an error and logs it when it is ours. What health checks say
 // for themselves stays.
-func (e *edge) fail(req connect.AnyRequest, err error) error {
+func (e *edge) fail(spec connect.Spec, err error) error {
 	var own *connect.Error
 	if errors.As(err, &own) {
 		return own
@@ -84,7 +91,7 @@ func (e *edge) fail(req connect.AnyRequest, err error) error {
 	r := e.explain(err)
 	if r.reason == "INTERNAL" {
 		ref := newReference()
-		e.log.Error("a call failed", "ref", ref, "method", req.Spec().Procedure, "err", err)
+		e.log.Error("a call failed", "ref", ref, "method", spec.Procedure, "err", err)
 		r = internal(ref)
 	}
 	e.metrics.rejected(r.reason)
@@ -96,8 +103,8 @@ func (e *edge) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 	return next
 }
 
-// WrapStreamingHandler implements connect.Interceptor. Health and reflection
-// are the only streams so far and have errors of their own.
+// WrapStreamingHandler implements connect.Interceptor. The streams of health
+// and reflection have errors of their own, which stay.
 func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
 		done := e.metrics.call(conn.Spec().Procedure)
@@ -109,8 +116,71 @@ func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 			}
 			done(codeName(err))
 		}()
-		return next(ctx, conn)
+		if !streams[conn.Spec().Procedure] {
+			return next(ctx, conn)
+		}
+		if r := e.ready(); r != nil {
+			return e.fail(conn.Spec(), r)
+		}
+		f := flowOf(ctx)
+		err = next(ctx, &streamConn{StreamingHandlerConn: conn, flow: f, zipped: zips(conn.RequestHeader())})
+		if err == nil {
+			return nil
+		}
+		if own := (*connect.Error)(nil); errors.As(err, &own) && len(own.Details()) == 0 {
+			err = frameError(own, f) // the library's, without a reason
+		}
+		return e.fail(conn.Spec(), err)
 	}
+}
+
+// streamConn refuses frames that did not decode, in words.
+type streamConn struct {
+	connect.StreamingHandlerConn
+	flow   *flow
+	zipped bool // the caller compresses what it sends
+}
+
+// Receive implements connect.StreamingHandlerConn.
+func (c *streamConn) Receive(m any) error {
+	if err := c.StreamingHandlerConn.Receive(m); err != nil {
+		return frameError(err, c.flow)
+	}
+	c.flow.arrived()
+	if r := decodeFailure(m); r != nil {
+		return r
+	}
+	if msg, ok := m.(proto.Message); ok && c.zipped {
+		return c.flow.inflated(int64(proto.Size(msg)))
+	}
+	return nil
+}
+
+// frameError is why a frame could not be read. The end of a stream stays what
+// it is.
+func frameError(err error, f *flow) error {
+	if errors.Is(err, io.EOF) {
+		return err
+	}
+	if own := (*connect.Error)(nil); errors.As(err, &own) && len(own.Details()) > 0 {
+		return own // ours, from reading or inflating
+	}
+	if r := f.refused(); r != nil {
+		return r
+	}
+	switch connect.CodeOf(err) {
+	case connect.CodeCanceled:
+		return context.Canceled
+	case connect.CodeDeadlineExceeded:
+		return context.DeadlineExceeded
+	case connect.CodeResourceExhausted:
+		return tooLarge(f.limit)
+	case connect.CodeInvalidArgument, connect.CodeInternal:
+		return refuse("BAD_REQUEST", "", "a frame of the stream cannot be read: %s", plainText(err))
+	case connect.CodeUnimplemented:
+		return refuse("BAD_REQUEST", "", "the stream takes one request, no less and no more")
+	}
+	return context.Canceled // the connection is gone
 }
 
 // newReference names one failure in the answer and in the log.
@@ -128,20 +198,36 @@ func codeName(err error) string {
 	return connect.CodeOf(err).String()
 }
 
-// handlerOptions are the same for every service. Answers of the data plane are
-// never compressed on the way: that costs more than loopback saves, and bodies
-// that shrink were better compressed by their publisher.
-func handlerOptions(e *edge, dataPlane bool) []connect.HandlerOption {
-	minBytes := 32 << 10
-	if dataPlane {
-		minBytes = 1 << 30
+// From how many bytes on answers are compressed, for callers that take it.
+// Every Connect client takes it without being told to, and on loopback it costs
+// more than it saves. So answers of the data plane are compressed only for those
+// who compress what they send, and so mean it; bodies that shrink are better
+// compressed once, by their publisher.
+const (
+	compressNever = 1 << 30
+	compressLarge = 32 << 10
+	compressSmall = 1 << 10
+)
+
+// zips tells a caller that compresses what it sends.
+func zips(h http.Header) bool {
+	for _, header := range []string{"Content-Encoding", "Connect-Content-Encoding", "Grpc-Encoding"} {
+		if v := h.Get(header); v != "" && v != "identity" {
+			return true
+		}
 	}
+	return false
+}
+
+// handlerOptions are the same for every service, but for the size from which
+// answers are compressed.
+func handlerOptions(e *edge, compressFrom int) []connect.HandlerOption {
 	return []connect.HandlerOption{
 		connect.WithInterceptors(e),
 		connect.WithCodec(protoCodec{}),
 		connect.WithCodec(jsonCodec{name: "json"}),
 		connect.WithCodec(jsonCodec{name: "json; charset=utf-8"}),
-		connect.WithCompressMinBytes(minBytes),
+		connect.WithCompressMinBytes(compressFrom),
 		connect.WithConditionalHandlerOptions(func(spec connect.Spec) []connect.HandlerOption {
 			limit := maxBody(spec.Procedure)
 			return []connect.HandlerOption{connect.WithReadMaxBytes(int(limit)), inflating(e, limit)}

@@ -41,7 +41,9 @@ func errorsMarkdown() string {
 Every refusal has a **reason**: a stable name for programs. A refused call is an error with a code of
 Connect and gRPC, a message for people, and one detail of type ` + "`strandmq.v1.Problem`" + ` with the reason, the
 field at fault, and ` + "`retry_after_ms`" + `. A refused item of a batch (one message of a publish, one settlement)
-carries the same Problem in its own result, and its neighbours are not touched.
+carries the same Problem in its own result, and its neighbours are not touched. A [stream](streams.md)
+that the broker ends has the error of a call; a batch of a publish stream that is refused as a whole has the
+Problem in its answer. With ` + "`STALE_ROUTE`" + ` the present route comes along, as a second detail or in the answer.
 
 ` + "`retry_after_ms`" + ` above 0 says that the same request may succeed later; 0 says that it will not, unchanged.
 A reason keeps its meaning and its code for good.

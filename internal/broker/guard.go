@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -56,6 +57,8 @@ type flight struct {
 // case, until they are given back.
 func (f *flight) take(n int64) bool { return f.held.Add(n) <= f.max }
 
+func (f *flight) full() bool { return f.held.Load() > f.max }
+
 func (f *flight) give(n int64) { f.held.Add(-n) }
 
 func busyReading() *refusal {
@@ -68,13 +71,13 @@ func streaming(path string) bool {
 	return strings.HasPrefix(path, "/grpc.reflection.") || strings.HasPrefix(path, "/grpc.health.")
 }
 
-// maxBody is the most bytes that a request to path may carry. Publishing takes
-// 4 MiB of messages, written as JSON with base64.
+// maxBody is the most bytes that a request to path may carry, for a stream one
+// frame of it. Publishing takes 4 MiB of messages, written as JSON with base64.
 func maxBody(path string) int64 {
 	switch {
-	case strings.HasSuffix(path, "/Publish"):
+	case strings.HasSuffix(path, "/Publish"), strings.HasSuffix(path, "/PublishStream"):
 		return 8 << 20
-	case strings.HasSuffix(path, "/Settle"):
+	case strings.HasSuffix(path, "/Settle"), strings.HasSuffix(path, "/Consume"):
 		return 4 << 20
 	default:
 		return 1 << 20
@@ -113,6 +116,14 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 
+	if streams[r.URL.Path] {
+		f := newFlow(g, w, r, maxBody(r.URL.Path))
+		defer f.end()
+		r = r.WithContext(context.WithValue(r.Context(), flowKey{}, f))
+		r.Body = f
+		g.next.ServeHTTP(f, r)
+		return
+	}
 	rc := http.NewResponseController(w)
 	var sent *body
 	// net/http clears both deadlines before a connection's next request.

@@ -27,6 +27,11 @@ func (l hostLog) PublishAsync(id uint64, batch []byte, done func([]router.Stored
 	})
 }
 
+// PublishBatch implements outlet.
+func (l hostLog) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
+	return l.host.PublishBatch(partition.PartitionID(id), b, done)
+}
+
 // A publication is one call's messages on their way: those that could be turned
 // into records go to the router, the others are refused in their places.
 type publication struct {

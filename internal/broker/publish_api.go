@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"github.com/strandmq/strandmq/router"
@@ -12,6 +14,20 @@ import (
 // publishAPI is strandmq.v1.PublishService.
 type publishAPI struct{ b *Broker }
 
+// Route tells how keys become partitions.
+func (a publishAPI) Route(_ context.Context, req *strandmqv1.RouteRequest) (*strandmqv1.RouteResponse, error) {
+	t, err := a.b.topic(req.GetTopic())
+	if err != nil {
+		return nil, err
+	}
+	return route(t), nil
+}
+
+// PublishStream stores batches as they come.
+func (a publishAPI) PublishStream(ctx context.Context, stream *connect.BidiStream[strandmqv1.PublishStreamRequest, strandmqv1.PublishStreamResponse]) error {
+	return newPublishStream(ctx, a.b, stream).run()
+}
+
 // Publish stores a batch.
 func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest) (*strandmqv1.PublishResponse, error) {
 	start := time.Now()
@@ -19,58 +35,32 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 	if err != nil {
 		return nil, err
 	}
-	switch n := len(req.GetMessages()); {
-	case n == 0:
-		return nil, refuse("BAD_VALUE", "messages", "the call has no messages: send 1 to %d", record.MaxBatchRecords)
-	case n > record.MaxBatchRecords:
-		return nil, refuse("BATCH_TOO_LARGE", "messages", "the call has %d messages: send 1 to %d", n, record.MaxBatchRecords)
+	if err := checkCarrier(req); err != nil {
+		return nil, err
+	}
+	if len(req.GetRecordBatch()) > 0 {
+		return a.b.publishRaw(ctx, t, req, start)
 	}
 	if r := a.b.disk.refuse(); r != nil {
 		return nil, r
 	}
-	p := prepare(req.GetMessages(), req.GetProducerId() != "")
-	if p.bytes > record.MaxBatchBytes {
-		return nil, refuse("BATCH_TOO_LARGE", "messages", "the messages have %d bytes: send at most %d in one call", p.bytes, record.MaxBatchBytes)
+	o := outcome{sent: prepare(req.GetMessages(), req.GetProducerId() != ""), count: len(req.GetMessages())}
+	if o.sent.bytes > record.MaxBatchBytes {
+		return nil, refuse("BATCH_TOO_LARGE", "messages", "the messages have %d bytes: send at most %d in one call", o.sent.bytes, record.MaxBatchBytes)
 	}
-	var results []router.Result
-	if len(p.records) > 0 {
-		results, err = a.b.publisher.Publish(ctx, router.Request{
-			Table: t.table, Records: p.records, ProducerID: req.GetProducerId(), FirstSequence: req.GetFirstSequence(), MaxBody: t.maxBody(),
+	if len(o.sent.records) > 0 {
+		o.results, err = a.b.publisher.Publish(ctx, router.Request{
+			Table: t.table, Records: o.sent.records, ProducerID: req.GetProducerId(), FirstSequence: req.GetFirstSequence(), MaxBody: t.maxBody(),
 		})
 		if err != nil {
 			return nil, err
 		}
-		if len(p.refused) == 0 {
-			if err := wholeCall(results); err != nil {
+		if len(o.sent.refused) == 0 {
+			if err := wholeCall(o.results); err != nil {
 				return nil, err
 			}
 		}
 	}
-	a.b.countPublish(t.Name, p, results, time.Since(start))
-	return &strandmqv1.PublishResponse{Results: a.b.answer(p, len(req.GetMessages()), results)}, nil
-}
-
-// countPublish keeps the counters of one call.
-func (b *Broker) countPublish(topic string, p publication, results []router.Result, took time.Duration) {
-	topic, _ = b.metrics.label(topic, "")
-	stored, bytes, duplicates := 0, 0, 0
-	for i, r := range results {
-		switch {
-		case r.Err != nil:
-			b.logItem(r.Err, "publish")
-			b.metrics.refused.WithLabelValues(topic, reasonOf(r.Err)).Inc()
-		case r.Duplicate:
-			duplicates++
-		default:
-			stored++
-			bytes += recordBytes(p.records[i])
-		}
-	}
-	for _, err := range p.refused {
-		b.metrics.refused.WithLabelValues(topic, reasonOf(err)).Inc()
-	}
-	b.metrics.published.WithLabelValues(topic).Add(float64(stored))
-	b.metrics.publishedBytes.WithLabelValues(topic).Add(float64(bytes))
-	b.metrics.duplicates.WithLabelValues(topic).Add(float64(duplicates))
-	b.metrics.publishTime.WithLabelValues(topic).Observe(took.Seconds())
+	a.b.publishMeter(t.Name).count(a.b, &o, time.Since(start))
+	return &strandmqv1.PublishResponse{Results: a.b.receipts(&o)}, nil
 }

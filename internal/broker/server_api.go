@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"net"
 	"net/http"
@@ -32,15 +33,32 @@ func services() []string {
 func (b *Broker) routes() http.Handler {
 	mux := http.NewServeMux()
 	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready, explain: b.explain, flight: b.flight}
-	data, admin := handlerOptions(e, true), handlerOptions(e, false)
+	admin := handlerOptions(e, compressLarge)
 	serve := func(prefix string, h http.Handler) {
 		// Method by method, so that other answers for one that does not exist.
-		for _, method := range methodsOf(strings.Trim(prefix, "/")) {
-			mux.Handle(prefix+method, b.unary(h))
+		for m := range methodsOf(strings.Trim(prefix, "/")) {
+			mux.Handle(prefix+string(m.Name()), b.protocol(h))
 		}
 	}
-	serve(strandmqv1connect.NewPublishServiceHandler(publishAPI{b}, data...))
-	serve(strandmqv1connect.NewConsumeServiceHandler(consumeAPI{b}, data...))
+	// Answers of the data plane are not compressed on the way, unless the caller
+	// does so itself: see handlerOptions.
+	data := func(service func(...connect.HandlerOption) (string, http.Handler)) (string, http.Handler) {
+		prefix, plain := service(handlerOptions(e, compressNever)...)
+		_, small := service(handlerOptions(e, compressSmall)...)
+		return prefix, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if zips(r.Header) {
+				small.ServeHTTP(w, r)
+				return
+			}
+			plain.ServeHTTP(w, r)
+		})
+	}
+	serve(data(func(opts ...connect.HandlerOption) (string, http.Handler) {
+		return strandmqv1connect.NewPublishServiceHandler(publishAPI{b}, opts...)
+	}))
+	serve(data(func(opts ...connect.HandlerOption) (string, http.Handler) {
+		return strandmqv1connect.NewConsumeServiceHandler(consumeAPI{b}, opts...)
+	}))
 	serve(strandmqv1connect.NewTopicServiceHandler(topicAPI{b}, admin...))
 	serve(strandmqv1connect.NewGroupServiceHandler(groupAPI{b}, admin...))
 	serve(strandmqv1connect.NewDeadLetterServiceHandler(deadAPI{b}, admin...))
@@ -60,17 +78,19 @@ func (b *Broker) routes() http.Handler {
 }
 
 // methodsOf lists the methods of a service of the protocol.
-func methodsOf(service string) []string {
+func methodsOf(service string) iter.Seq[protoreflect.MethodDescriptor] {
 	d, err := protoregistry.GlobalFiles.FindDescriptorByName(protoreflect.FullName(service))
 	sd, ok := d.(protoreflect.ServiceDescriptor)
 	if err != nil || !ok {
 		panic("broker: no service " + service) // a slip in routes, which every test meets
 	}
-	out := make([]string, sd.Methods().Len())
-	for i := range out {
-		out[i] = string(sd.Methods().Get(i).Name())
+	return func(yield func(protoreflect.MethodDescriptor) bool) {
+		for i := range sd.Methods().Len() {
+			if !yield(sd.Methods().Get(i)) {
+				return
+			}
+		}
 	}
-	return out
 }
 
 // other answers for every path that is not served.
@@ -114,7 +134,7 @@ func (b *Broker) newServer() *http.Server {
 			MaxConcurrentStreams: 128,
 			SendPingTimeout:      30 * time.Second,
 			PingTimeout:          15 * time.Second,
-			WriteByteTimeout:     30 * time.Second,
+			WriteByteTimeout:     max(30*time.Second, b.cfg.SessionTimeout),
 		},
 		// A call's context ends when Close stops waiting for it.
 		BaseContext: func(net.Listener) context.Context { return b.calls },

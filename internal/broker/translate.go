@@ -95,8 +95,17 @@ func (x explainer) routerError(err error) *refusal {
 		message *router.ErrMessage
 		call    *router.ErrCall
 		unknown *router.ErrOutcomeUnknown
+		stale   *router.ErrStaleRoute
+		one     *router.ErrRecord
+		batch   *record.Error
 	)
 	switch {
+	case errors.As(err, &stale):
+		return refuse("STALE_ROUTE", "record_batch", "the record batch was made by another routing table than the topic's present one, which is with this answer: %s", err)
+	case errors.As(err, &one):
+		r := messageError(one.Err)
+		r.field = fmt.Sprintf("record_batch.records[%d].%s", one.Record, r.field)
+		return r
 	case errors.As(err, &unknown):
 		why := x.translate(unknown.Err).text
 		return &refusal{reason: "OUTCOME_UNKNOWN", retryAfter: shortly,
@@ -112,6 +121,8 @@ func (x explainer) routerError(err error) *refusal {
 			reason = "BAD_NAME"
 		}
 		return refuse(reason, call.Field, "%s", err)
+	case errors.As(err, &batch):
+		return refuse("BAD_RECORD_BATCH", "record_batch", "%s", err)
 	}
 	return nil
 }

@@ -27,6 +27,7 @@ var alsoDecoders = map[string]string{
 // fuzzedThrough are decoders that a target reaches by calling something else.
 var fuzzedThrough = map[string]string{
 	"internal/record.Parse":          "FuzzParse", // and View: its helper try calls them
+	"internal/record.ParseEach":      "FuzzParse",
 	"internal/record.View":           "FuzzParse",
 	"partition/logstore.decodeBound": "FuzzDecodeKey", // rangesBetween calls it
 	"consumer.decode":                "FuzzRows",      // and the two below: NewApp calls them

@@ -135,6 +135,21 @@ func tokenByte(c byte) bool {
 		strings.IndexByte("!#$%&'*+-.^_`|~", c) >= 0
 }
 
+// IsHeaderName is HeaderName without the words, for bytes that are looked at in
+// passing: it allocates nothing.
+func IsHeaderName(b []byte) bool {
+	if len(b) == 0 || len(b) > MaxHeader {
+		return false
+	}
+	for _, c := range b {
+		if !tokenByte(c) {
+			return false
+		}
+	}
+	n := len(ReservedHeaderPrefix)
+	return len(b) < n || !strings.EqualFold(string(b[:n]), ReservedHeaderPrefix)
+}
+
 // HeaderText checks a header's value that was given as text.
 func HeaderText(s string) error {
 	return text(KindHeaderValue, s, "send such a value as bytes")
@@ -150,6 +165,20 @@ func MessageID(s string) error {
 		return &Error{KindMessageID, s, fmt.Sprintf("it has %d bytes; at most %d are allowed: use a hash of it", len(s), MaxID)}
 	}
 	return text(KindMessageID, s, "encode it, in hexadecimal or base64 for instance")
+}
+
+// IsMessageID is MessageID without the words, for bytes that are looked at in
+// passing: it allocates nothing.
+func IsMessageID(b []byte) bool {
+	if len(b) == 0 || len(b) > MaxID || !utf8.Valid(b) {
+		return false
+	}
+	for _, r := range string(b) { // no copy is made
+		if forges(r) {
+			return false
+		}
+	}
+	return true
 }
 
 // ProducerID checks a producer's id.
@@ -176,12 +205,15 @@ func text(kind Kind, s, instead string) error {
 		return &Error{kind, s, "it is not valid UTF-8; " + instead}
 	}
 	for i, r := range s {
-		if unicode.IsControl(r) || r == '\u2028' || r == '\u2029' {
+		if forges(r) {
 			return &Error{kind, s, fmt.Sprintf("byte %d begins a control character; %s", i+1, instead)}
 		}
 	}
 	return nil
 }
+
+// forges tells what could begin a line of its own.
+func forges(r rune) bool { return unicode.IsControl(r) || r == '\u2028' || r == '\u2029' }
 
 // hasPrefixFold is strings.HasPrefix for ASCII without regard to case.
 func hasPrefixFold(s, prefix string) bool {

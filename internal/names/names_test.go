@@ -42,12 +42,19 @@ func TestNames(t *testing.T) {
 			[]string{"a", "0f8fad5b-d9cb-469f-a165-70867728950e", strings.Repeat("p", 64)},
 			map[string]string{"": "is empty", strings.Repeat("p", 65): "at most 64", "a b": "byte 2"}},
 	} {
+		bytes := map[string]func([]byte) bool{"header": IsHeaderName, "id": IsMessageID}[tt.what]
 		for _, s := range tt.good {
+			if bytes != nil && !bytes([]byte(s)) {
+				t.Errorf("%s %q is refused as bytes", tt.what, s)
+			}
 			if err := tt.check(s); err != nil {
 				t.Errorf("%s %q: %v", tt.what, s, err)
 			}
 		}
 		for s, want := range tt.bad {
+			if bytes != nil && bytes([]byte(s)) {
+				t.Errorf("%s %q is taken as bytes", tt.what, s)
+			}
 			err := tt.check(s)
 			var typed *Error
 			if !errors.As(err, &typed) {
@@ -66,6 +73,9 @@ func FuzzErrorTextIsSafe(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, s string) {
+		if IsHeaderName([]byte(s)) != (HeaderName(s) == nil) || IsMessageID([]byte(s)) != (MessageID(s) == nil) {
+			t.Fatalf("bytes and text are judged differently: %q", s)
+		}
 		for _, check := range []func(string) error{Topic, Group, Member, HeaderName, HeaderText, MessageID, ProducerID} {
 			err := check(s)
 			if err == nil {

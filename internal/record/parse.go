@@ -38,7 +38,12 @@ type Batch struct {
 
 // Parse checks the batch at the start of b and returns a view of it and what
 // follows it. The error is always an *Error.
-func Parse(b []byte) (Batch, []byte, error) {
+func Parse(b []byte) (Batch, []byte, error) { return ParseEach(b, nil) }
+
+// ParseEach is Parse that shows every record to fn on the way, in order, so
+// that who has more to check need not walk the batch again. The first error of
+// fn ends it and is returned as it is. The fields are valid until fn returns.
+func ParseEach(b []byte, fn func(i int, r Raw, f *Fields) error) (Batch, []byte, error) {
 	bt, rest, err := View(b)
 	if err != nil {
 		return Batch{}, b, err
@@ -47,7 +52,7 @@ func Parse(b []byte) (Batch, []byte, error) {
 	if got := crc32.Checksum(bt.b[offLength:], castagnoli); got != want {
 		return Batch{}, b, &Error{Why: fmt.Sprintf("checksum %08x where the bytes give %08x: they were changed on the way", want, got)}
 	}
-	if err := bt.check(); err != nil {
+	if err := bt.check(fn); err != nil {
 		return Batch{}, b, err
 	}
 	return bt, rest, nil
@@ -93,17 +98,23 @@ func View(b []byte) (Batch, []byte, error) {
 
 // check walks every record once: framing, limits and the flags that promise
 // something about them.
-func (bt Batch) check() error {
+func (bt Batch) check(fn func(i int, r Raw, f *Fields) error) error {
 	at, ids := bt.first, false
+	var fields Fields
 	for i := 1; i <= bt.count; i++ {
 		body, next, ok := frame(bt.b, at)
 		if !ok {
 			return &Error{Record: i, Why: "its length does not fit the batch"}
 		}
 		r := Raw{b: body}
-		if err := r.check(); err != nil {
+		if err := r.read(&fields); err != nil {
 			err.Record = i
 			return err
+		}
+		if fn != nil {
+			if err := fn(i-1, r, &fields); err != nil {
+				return err
+			}
 		}
 		ids = ids || body[0]&recID != 0
 		at = next

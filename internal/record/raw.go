@@ -96,31 +96,73 @@ func (r Raw) headersAt() int {
 	return at
 }
 
-// check proves what the accessors rely on.
-func (r Raw) check() *Error {
+// Fields is where the fields of a record lie. They alias the batch.
+type Fields struct {
+	HasKey  bool   // tells an empty key from none
+	Key     []byte // nil: none
+	ID      []byte // nil: none
+	Headers HeaderList
+	Body    []byte
+}
+
+// Bytes counts what the publisher gave: key, id, header names and values, body.
+func (f *Fields) Bytes() int { return len(f.Key) + len(f.ID) + f.Headers.bytes + len(f.Body) }
+
+// HeaderList is the headers of a record, not yet decoded.
+type HeaderList struct {
+	b     []byte
+	left  int
+	bytes int // of names and values
+}
+
+// Len is how many headers are left.
+func (h HeaderList) Len() int { return h.left }
+
+// Next takes the next header off the list; false behind the last one.
+func (h *HeaderList) Next() (name, value []byte, ok bool) {
+	if h.left == 0 {
+		return nil, nil, false
+	}
+	at := 0
+	name, at, _ = field(h.b, at)
+	value, at, _ = field(h.b, at)
+	h.b, h.left = h.b[at:], h.left-1
+	return name, value, true
+}
+
+// Fields finds all fields in one go.
+func (r Raw) Fields() Fields {
+	var f Fields
+	_ = r.read(&f) // the batch was parsed
+	return f
+}
+
+// read proves what the accessors rely on and finds the fields.
+func (r Raw) read(f *Fields) *Error {
+	*f = Fields{}
 	if r.b[0]&^(recKey|recID) != 0 {
 		return &Error{Why: "unknown flags"}
 	}
 	at := 9
 	var ok bool
-	var f []byte
 	if r.HasKey() {
-		if f, at, ok = field(r.b, at); !ok {
+		f.HasKey = true
+		if f.Key, at, ok = field(r.b, at); !ok {
 			return &Error{Why: "its key does not fit the record"}
 		}
-		if len(f) > MaxKey {
-			return tooLarge("the key", len(f), MaxKey, "bytes")
+		if len(f.Key) > MaxKey {
+			return tooLarge("the key", len(f.Key), MaxKey, "bytes")
 		}
 	}
 	if r.HasID() {
-		if f, at, ok = field(r.b, at); !ok {
+		if f.ID, at, ok = field(r.b, at); !ok {
 			return &Error{Why: "its message id does not fit the record"}
 		}
-		if len(f) == 0 {
+		if len(f.ID) == 0 {
 			return &Error{Why: "an empty message id: leave it out instead"}
 		}
-		if len(f) > MaxID {
-			return tooLarge("the message id", len(f), MaxID, "bytes")
+		if len(f.ID) > MaxID {
+			return tooLarge("the message id", len(f.ID), MaxID, "bytes")
 		}
 	}
 	n, k := binary.Uvarint(r.b[at:])
@@ -131,19 +173,20 @@ func (r Raw) check() *Error {
 		return &Error{Why: fmt.Sprintf("the header list has %d headers; at most %d are stored", n, MaxHeaders)}
 	}
 	at += k
-	bytes := 0
-	for ; n > 0; n-- {
-		for range 2 {
-			if f, at, ok = field(r.b, at); !ok {
-				return &Error{Why: "a header does not fit the record"}
-			}
-			bytes += len(f)
+	first, bytes := at, 0
+	for range 2 * n {
+		var x []byte
+		if x, at, ok = field(r.b, at); !ok {
+			return &Error{Why: "a header does not fit the record"}
 		}
+		bytes += len(x)
 	}
 	if bytes > MaxHeaderBytes {
 		return tooLarge("the header list", bytes, MaxHeaderBytes, "bytes")
 	}
-	if body := len(r.b) - at; body > MaxBody {
+	f.Headers = HeaderList{b: r.b[first:at], left: int(n), bytes: bytes}
+	f.Body = r.b[at:]
+	if body := len(f.Body); body > MaxBody {
 		return tooLarge("the body", body, MaxBody, "bytes")
 	}
 	return nil

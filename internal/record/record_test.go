@@ -211,7 +211,32 @@ func FuzzParse(f *testing.F) {
 
 // try parses; what is accepted must come out the same when it is encoded anew.
 func try(t *testing.T, b []byte) {
-	bt, rest, err := Parse(b)
+	seen := 0
+	bt, rest, err := ParseEach(b, func(i int, r Raw, f *Fields) error {
+		seen++
+		rec := r.Record()
+		if i != seen-1 || f.HasKey != rec.HasKey || !bytes.Equal(f.Key, rec.Key) || string(f.ID) != rec.ID || !bytes.Equal(f.Body, rec.Body) || f.Headers.Len() != len(rec.Headers) {
+			t.Fatalf("record %d has fields %+v and is %+v", i, f, rec)
+		}
+		n := len(rec.Key) + len(rec.ID) + len(rec.Body)
+		for _, h := range rec.Headers {
+			name, value, ok := f.Headers.Next()
+			if !ok || string(name) != h.Name || !bytes.Equal(value, h.Value) {
+				t.Fatalf("header %q: %q is not %q", h.Name, value, h.Value)
+			}
+			n += len(h.Name) + len(h.Value)
+		}
+		if _, _, more := f.Headers.Next(); more || f.Bytes() != n {
+			t.Fatalf("%d bytes are counted, want %d, and more headers: %v", f.Bytes(), n, more)
+		}
+		return nil
+	})
+	if _, _, plain := Parse(b); (plain == nil) != (err == nil) {
+		t.Fatalf("Parse says %v, ParseEach %v", plain, err)
+	}
+	if err == nil && seen != bt.Len() {
+		t.Fatalf("saw %d of %d records", seen, bt.Len())
+	}
 	if err != nil {
 		var e *Error
 		if !errors.As(err, &e) {

@@ -738,7 +738,9 @@ type Delivery struct {
 	// can be fenced with.
 	Fence uint64 `protobuf:"varint,9,opt,name=fence,proto3" json:"fence,omitempty"`
 	// The message was replayed from the group's dead letters.
-	Replayed      bool `protobuf:"varint,10,opt,name=replayed,proto3" json:"replayed,omitempty"`
+	Replayed bool `protobuf:"varint,10,opt,name=replayed,proto3" json:"replayed,omitempty"`
+	// On a Consume stream: the number of the delivery on the stream, from 1.
+	Number        uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -841,6 +843,13 @@ func (x *Delivery) GetReplayed() bool {
 		return x.Replayed
 	}
 	return false
+}
+
+func (x *Delivery) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
 }
 
 // SettleRequest settles deliveries.
@@ -1113,6 +1122,807 @@ func (x *SettleResult) GetDeadLettered() bool {
 	return false
 }
 
+// SubscribeRequest opens a session for a stream of deliveries.
+type SubscribeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The group. It must exist, unless create_group is set.
+	Group string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	// The member's name, unique within the group.
+	Member string `protobuf:"bytes,3,opt,name=member,proto3" json:"member,omitempty"`
+	// Create the group with the default policy when there is none.
+	CreateGroup bool `protobuf:"varint,4,opt,name=create_group,json=createGroup,proto3" json:"create_group,omitempty"`
+	// How to write bodies.
+	BodyFormat BodyFormat `protobuf:"varint,5,opt,name=body_format,json=bodyFormat,proto3,enum=strandmq.v1.BodyFormat" json:"body_format,omitempty"`
+	// How many deliveries may be unsettled, 1 to 10,000. 0: 100. The group's
+	// limit per member holds too.
+	Window        uint32 `protobuf:"varint,6,opt,name=window,proto3" json:"window,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscribeRequest) Reset() {
+	*x = SubscribeRequest{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscribeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscribeRequest) ProtoMessage() {}
+
+func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
+func (*SubscribeRequest) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{14}
+}
+
+func (x *SubscribeRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *SubscribeRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *SubscribeRequest) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *SubscribeRequest) GetCreateGroup() bool {
+	if x != nil {
+		return x.CreateGroup
+	}
+	return false
+}
+
+func (x *SubscribeRequest) GetBodyFormat() BodyFormat {
+	if x != nil {
+		return x.BodyFormat
+	}
+	return BodyFormat_BODY_FORMAT_UNSPECIFIED
+}
+
+func (x *SubscribeRequest) GetWindow() uint32 {
+	if x != nil {
+		return x.Window
+	}
+	return 0
+}
+
+// SubscribeResponse is one frame of a Subscribe stream. The first one has the
+// session and comes at once; a frame comes at least every third of the session
+// timeout.
+type SubscribeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The session, for Settle and Leave. In the first frame.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// The deliveries, of one partition in the order of offsets.
+	Deliveries []*Delivery `protobuf:"bytes,2,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	// The assignment: in the first frame, and when it changed.
+	Assignment *Assignment `protobuf:"bytes,3,opt,name=assignment,proto3" json:"assignment,omitempty"`
+	// In a frame without deliveries: why there are none.
+	IdleReason    string `protobuf:"bytes,4,opt,name=idle_reason,json=idleReason,proto3" json:"idle_reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SubscribeResponse) Reset() {
+	*x = SubscribeResponse{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SubscribeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SubscribeResponse) ProtoMessage() {}
+
+func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
+func (*SubscribeResponse) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *SubscribeResponse) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *SubscribeResponse) GetDeliveries() []*Delivery {
+	if x != nil {
+		return x.Deliveries
+	}
+	return nil
+}
+
+func (x *SubscribeResponse) GetAssignment() *Assignment {
+	if x != nil {
+		return x.Assignment
+	}
+	return nil
+}
+
+func (x *SubscribeResponse) GetIdleReason() string {
+	if x != nil {
+		return x.IdleReason
+	}
+	return ""
+}
+
+// Assignment is the partitions given to a member.
+type Assignment struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partitions.
+	Shares        []*PartitionShare `protobuf:"bytes,1,rep,name=shares,proto3" json:"shares,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Assignment) Reset() {
+	*x = Assignment{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Assignment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Assignment) ProtoMessage() {}
+
+func (x *Assignment) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
+func (*Assignment) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *Assignment) GetShares() []*PartitionShare {
+	if x != nil {
+		return x.Shares
+	}
+	return nil
+}
+
+// ConsumeRequest is one frame of a client: each field is optional.
+type ConsumeRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What is consumed: in the first frame, and in no other.
+	Open *ConsumeOpen `protobuf:"bytes,1,opt,name=open,proto3" json:"open,omitempty"`
+	// How many more deliveries the client takes, at most 1,000,000 outstanding.
+	// A delivery uses one up.
+	Credits uint32 `protobuf:"varint,2,opt,name=credits,proto3" json:"credits,omitempty"`
+	// Settlements of runs of deliveries, at most 1,000.
+	Settlements []*SettleRun `protobuf:"bytes,3,rep,name=settlements,proto3" json:"settlements,omitempty"`
+	// Give back what is not settled, uncharged, and end the stream.
+	Leave         bool `protobuf:"varint,4,opt,name=leave,proto3" json:"leave,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeRequest) Reset() {
+	*x = ConsumeRequest{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeRequest) ProtoMessage() {}
+
+func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeRequest.ProtoReflect.Descriptor instead.
+func (*ConsumeRequest) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ConsumeRequest) GetOpen() *ConsumeOpen {
+	if x != nil {
+		return x.Open
+	}
+	return nil
+}
+
+func (x *ConsumeRequest) GetCredits() uint32 {
+	if x != nil {
+		return x.Credits
+	}
+	return 0
+}
+
+func (x *ConsumeRequest) GetSettlements() []*SettleRun {
+	if x != nil {
+		return x.Settlements
+	}
+	return nil
+}
+
+func (x *ConsumeRequest) GetLeave() bool {
+	if x != nil {
+		return x.Leave
+	}
+	return false
+}
+
+// ConsumeOpen opens a session.
+type ConsumeOpen struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The group. It must exist, unless create_group is set.
+	Group string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	// The member's name, unique within the group.
+	Member string `protobuf:"bytes,3,opt,name=member,proto3" json:"member,omitempty"`
+	// Create the group with the default policy when there is none.
+	CreateGroup bool `protobuf:"varint,4,opt,name=create_group,json=createGroup,proto3" json:"create_group,omitempty"`
+	// How to write bodies.
+	BodyFormat BodyFormat `protobuf:"varint,5,opt,name=body_format,json=bodyFormat,proto3,enum=strandmq.v1.BodyFormat" json:"body_format,omitempty"`
+	// Send record batches (docs/format/record-batch.md) instead of readable
+	// messages.
+	RecordBatches bool `protobuf:"varint,6,opt,name=record_batches,json=recordBatches,proto3" json:"record_batches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeOpen) Reset() {
+	*x = ConsumeOpen{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeOpen) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeOpen) ProtoMessage() {}
+
+func (x *ConsumeOpen) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeOpen.ProtoReflect.Descriptor instead.
+func (*ConsumeOpen) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *ConsumeOpen) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ConsumeOpen) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ConsumeOpen) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *ConsumeOpen) GetCreateGroup() bool {
+	if x != nil {
+		return x.CreateGroup
+	}
+	return false
+}
+
+func (x *ConsumeOpen) GetBodyFormat() BodyFormat {
+	if x != nil {
+		return x.BodyFormat
+	}
+	return BodyFormat_BODY_FORMAT_UNSPECIFIED
+}
+
+func (x *ConsumeOpen) GetRecordBatches() bool {
+	if x != nil {
+		return x.RecordBatches
+	}
+	return false
+}
+
+// SettleRun settles deliveries of a stream whose numbers follow each other.
+type SettleRun struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the first delivery.
+	First uint64 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	// The number of the last one. 0: the first only.
+	Last uint64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// What to do.
+	Action SettleAction `protobuf:"varint,3,opt,name=action,proto3,enum=strandmq.v1.SettleAction" json:"action,omitempty"`
+	// As in Settlement.
+	DelayMs int64 `protobuf:"varint,4,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
+	// As in Settlement.
+	Reason        string `protobuf:"bytes,5,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleRun) Reset() {
+	*x = SettleRun{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleRun) ProtoMessage() {}
+
+func (x *SettleRun) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleRun.ProtoReflect.Descriptor instead.
+func (*SettleRun) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *SettleRun) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *SettleRun) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *SettleRun) GetAction() SettleAction {
+	if x != nil {
+		return x.Action
+	}
+	return SettleAction_SETTLE_ACTION_UNSPECIFIED
+}
+
+func (x *SettleRun) GetDelayMs() int64 {
+	if x != nil {
+		return x.DelayMs
+	}
+	return 0
+}
+
+func (x *SettleRun) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+// ConsumeResponse is one frame of a broker: what is there to tell. The first
+// one has the session and comes at once; a frame comes at least every third of
+// the session timeout.
+type ConsumeResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The session. In the first frame.
+	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
+	// The session ends when the client reads nothing for this long, in
+	// milliseconds. In the first frame.
+	SessionTimeoutMs int64 `protobuf:"varint,2,opt,name=session_timeout_ms,json=sessionTimeoutMs,proto3" json:"session_timeout_ms,omitempty"`
+	// The assignment: in the first frame, and when it changed.
+	Assignment *Assignment `protobuf:"bytes,3,opt,name=assignment,proto3" json:"assignment,omitempty"`
+	// Deliveries as readable messages.
+	Deliveries []*Delivery `protobuf:"bytes,4,rep,name=deliveries,proto3" json:"deliveries,omitempty"`
+	// Deliveries as record batches.
+	Batches []*DeliveryBatch `protobuf:"bytes,5,rep,name=batches,proto3" json:"batches,omitempty"`
+	// What became of settlements, on disk before it is told.
+	Settled []*SettleRunResult `protobuf:"bytes,6,rep,name=settled,proto3" json:"settled,omitempty"`
+	// In a frame without deliveries: why there are none.
+	IdleReason    string `protobuf:"bytes,7,opt,name=idle_reason,json=idleReason,proto3" json:"idle_reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ConsumeResponse) Reset() {
+	*x = ConsumeResponse{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ConsumeResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ConsumeResponse) ProtoMessage() {}
+
+func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ConsumeResponse.ProtoReflect.Descriptor instead.
+func (*ConsumeResponse) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *ConsumeResponse) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+func (x *ConsumeResponse) GetSessionTimeoutMs() int64 {
+	if x != nil {
+		return x.SessionTimeoutMs
+	}
+	return 0
+}
+
+func (x *ConsumeResponse) GetAssignment() *Assignment {
+	if x != nil {
+		return x.Assignment
+	}
+	return nil
+}
+
+func (x *ConsumeResponse) GetDeliveries() []*Delivery {
+	if x != nil {
+		return x.Deliveries
+	}
+	return nil
+}
+
+func (x *ConsumeResponse) GetBatches() []*DeliveryBatch {
+	if x != nil {
+		return x.Batches
+	}
+	return nil
+}
+
+func (x *ConsumeResponse) GetSettled() []*SettleRunResult {
+	if x != nil {
+		return x.Settled
+	}
+	return nil
+}
+
+func (x *ConsumeResponse) GetIdleReason() string {
+	if x != nil {
+		return x.IdleReason
+	}
+	return ""
+}
+
+// DeliveryBatch is deliveries of one partition, handed out together.
+type DeliveryBatch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The number of the first delivery on the stream; the others follow.
+	FirstNumber uint64 `protobuf:"varint,2,opt,name=first_number,json=firstNumber,proto3" json:"first_number,omitempty"`
+	// The record batch.
+	Records []byte `protobuf:"bytes,3,opt,name=records,proto3" json:"records,omitempty"`
+	// The offset of the first record.
+	FirstOffset uint64 `protobuf:"varint,4,opt,name=first_offset,json=firstOffset,proto3" json:"first_offset,omitempty"`
+	// For each further record: its offset less the one before. Empty: all 1.
+	OffsetSteps []uint32 `protobuf:"varint,5,rep,packed,name=offset_steps,json=offsetSteps,proto3" json:"offset_steps,omitempty"`
+	// Which attempt, for each record. Empty: all 1.
+	Attempts []uint32 `protobuf:"varint,6,rep,packed,name=attempts,proto3" json:"attempts,omitempty"`
+	// The fences (see Delivery), for each record. Empty: first_fence and those
+	// that follow it.
+	Fences []uint64 `protobuf:"varint,7,rep,packed,name=fences,proto3" json:"fences,omitempty"`
+	// The fence of the first record.
+	FirstFence uint64 `protobuf:"varint,8,opt,name=first_fence,json=firstFence,proto3" json:"first_fence,omitempty"`
+	// When the messages were handed out, in milliseconds since the Unix epoch.
+	HandedMs int64 `protobuf:"varint,9,opt,name=handed_ms,json=handedMs,proto3" json:"handed_ms,omitempty"`
+	// When the deliveries lapse unless settled or extended.
+	DeadlineMs int64 `protobuf:"varint,10,opt,name=deadline_ms,json=deadlineMs,proto3" json:"deadline_ms,omitempty"`
+	// When the group first handed out each message. Empty: handed_ms.
+	FirstSeenMs []int64 `protobuf:"varint,11,rep,packed,name=first_seen_ms,json=firstSeenMs,proto3" json:"first_seen_ms,omitempty"`
+	// When the broker accepted each message. Empty: the record batch's time.
+	PublishMs []int64 `protobuf:"varint,12,rep,packed,name=publish_ms,json=publishMs,proto3" json:"publish_ms,omitempty"`
+	// Which records, from 0, were replayed from the group's dead letters.
+	Replayed      []uint32 `protobuf:"varint,13,rep,packed,name=replayed,proto3" json:"replayed,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DeliveryBatch) Reset() {
+	*x = DeliveryBatch{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DeliveryBatch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DeliveryBatch) ProtoMessage() {}
+
+func (x *DeliveryBatch) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DeliveryBatch.ProtoReflect.Descriptor instead.
+func (*DeliveryBatch) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *DeliveryBatch) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *DeliveryBatch) GetFirstNumber() uint64 {
+	if x != nil {
+		return x.FirstNumber
+	}
+	return 0
+}
+
+func (x *DeliveryBatch) GetRecords() []byte {
+	if x != nil {
+		return x.Records
+	}
+	return nil
+}
+
+func (x *DeliveryBatch) GetFirstOffset() uint64 {
+	if x != nil {
+		return x.FirstOffset
+	}
+	return 0
+}
+
+func (x *DeliveryBatch) GetOffsetSteps() []uint32 {
+	if x != nil {
+		return x.OffsetSteps
+	}
+	return nil
+}
+
+func (x *DeliveryBatch) GetAttempts() []uint32 {
+	if x != nil {
+		return x.Attempts
+	}
+	return nil
+}
+
+func (x *DeliveryBatch) GetFences() []uint64 {
+	if x != nil {
+		return x.Fences
+	}
+	return nil
+}
+
+func (x *DeliveryBatch) GetFirstFence() uint64 {
+	if x != nil {
+		return x.FirstFence
+	}
+	return 0
+}
+
+func (x *DeliveryBatch) GetHandedMs() int64 {
+	if x != nil {
+		return x.HandedMs
+	}
+	return 0
+}
+
+func (x *DeliveryBatch) GetDeadlineMs() int64 {
+	if x != nil {
+		return x.DeadlineMs
+	}
+	return 0
+}
+
+func (x *DeliveryBatch) GetFirstSeenMs() []int64 {
+	if x != nil {
+		return x.FirstSeenMs
+	}
+	return nil
+}
+
+func (x *DeliveryBatch) GetPublishMs() []int64 {
+	if x != nil {
+		return x.PublishMs
+	}
+	return nil
+}
+
+func (x *DeliveryBatch) GetReplayed() []uint32 {
+	if x != nil {
+		return x.Replayed
+	}
+	return nil
+}
+
+// SettleRunResult is what became of a run of settlements that fared alike.
+type SettleRunResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the first delivery.
+	First uint64 `protobuf:"varint,1,opt,name=first,proto3" json:"first,omitempty"`
+	// The number of the last one.
+	Last uint64 `protobuf:"varint,2,opt,name=last,proto3" json:"last,omitempty"`
+	// Why they were refused. Not set when it was done.
+	Problem *Problem `protobuf:"bytes,3,opt,name=problem,proto3" json:"problem,omitempty"`
+	// For an extend: the new deadline.
+	Deadline *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=deadline,proto3" json:"deadline,omitempty"`
+	// For a nack or reject: the messages are now dead letters.
+	DeadLettered  bool `protobuf:"varint,5,opt,name=dead_lettered,json=deadLettered,proto3" json:"dead_lettered,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleRunResult) Reset() {
+	*x = SettleRunResult{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleRunResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleRunResult) ProtoMessage() {}
+
+func (x *SettleRunResult) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleRunResult.ProtoReflect.Descriptor instead.
+func (*SettleRunResult) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *SettleRunResult) GetFirst() uint64 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
+func (x *SettleRunResult) GetLast() uint64 {
+	if x != nil {
+		return x.Last
+	}
+	return 0
+}
+
+func (x *SettleRunResult) GetProblem() *Problem {
+	if x != nil {
+		return x.Problem
+	}
+	return nil
+}
+
+func (x *SettleRunResult) GetDeadline() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Deadline
+	}
+	return nil
+}
+
+func (x *SettleRunResult) GetDeadLettered() bool {
+	if x != nil {
+		return x.DeadLettered
+	}
+	return false
+}
+
 var File_strandmq_v1_consume_proto protoreflect.FileDescriptor
 
 const file_strandmq_v1_consume_proto_rawDesc = "" +
@@ -1168,7 +1978,7 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"deliveries\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x12\x1f\n" +
 	"\vidle_reason\x18\x03 \x01(\tR\n" +
-	"idleReason\"\xdb\x02\n" +
+	"idleReason\"\xf3\x02\n" +
 	"\bDelivery\x12.\n" +
 	"\amessage\x18\x01 \x01(\v2\x14.strandmq.v1.MessageR\amessage\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1c\n" +
@@ -1181,7 +1991,8 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"first_seen\x18\b \x01(\v2\x1a.google.protobuf.TimestampR\tfirstSeen\x12\x14\n" +
 	"\x05fence\x18\t \x01(\x04R\x05fence\x12\x1a\n" +
 	"\breplayed\x18\n" +
-	" \x01(\bR\breplayed\"\xa8\x01\n" +
+	" \x01(\bR\breplayed\x12\x16\n" +
+	"\x06number\x18\v \x01(\x04R\x06number\"\xa8\x01\n" +
 	"\rSettleRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
@@ -1199,20 +2010,99 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"\fSettleResult\x12.\n" +
 	"\aproblem\x18\x01 \x01(\v2\x14.strandmq.v1.ProblemR\aproblem\x126\n" +
 	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12#\n" +
-	"\rdead_lettered\x18\x03 \x01(\bR\fdeadLettered*\xab\x01\n" +
+	"\rdead_lettered\x18\x03 \x01(\bR\fdeadLettered\"\xcb\x01\n" +
+	"\x10SubscribeRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
+	"\x06member\x18\x03 \x01(\tR\x06member\x12!\n" +
+	"\fcreate_group\x18\x04 \x01(\bR\vcreateGroup\x128\n" +
+	"\vbody_format\x18\x05 \x01(\x0e2\x17.strandmq.v1.BodyFormatR\n" +
+	"bodyFormat\x12\x16\n" +
+	"\x06window\x18\x06 \x01(\rR\x06window\"\xbe\x01\n" +
+	"\x11SubscribeResponse\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x125\n" +
+	"\n" +
+	"deliveries\x18\x02 \x03(\v2\x15.strandmq.v1.DeliveryR\n" +
+	"deliveries\x127\n" +
+	"\n" +
+	"assignment\x18\x03 \x01(\v2\x17.strandmq.v1.AssignmentR\n" +
+	"assignment\x12\x1f\n" +
+	"\vidle_reason\x18\x04 \x01(\tR\n" +
+	"idleReason\"A\n" +
+	"\n" +
+	"Assignment\x123\n" +
+	"\x06shares\x18\x01 \x03(\v2\x1b.strandmq.v1.PartitionShareR\x06shares\"\xa8\x01\n" +
+	"\x0eConsumeRequest\x12,\n" +
+	"\x04open\x18\x01 \x01(\v2\x18.strandmq.v1.ConsumeOpenR\x04open\x12\x18\n" +
+	"\acredits\x18\x02 \x01(\rR\acredits\x128\n" +
+	"\vsettlements\x18\x03 \x03(\v2\x16.strandmq.v1.SettleRunR\vsettlements\x12\x14\n" +
+	"\x05leave\x18\x04 \x01(\bR\x05leave\"\xd5\x01\n" +
+	"\vConsumeOpen\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
+	"\x06member\x18\x03 \x01(\tR\x06member\x12!\n" +
+	"\fcreate_group\x18\x04 \x01(\bR\vcreateGroup\x128\n" +
+	"\vbody_format\x18\x05 \x01(\x0e2\x17.strandmq.v1.BodyFormatR\n" +
+	"bodyFormat\x12%\n" +
+	"\x0erecord_batches\x18\x06 \x01(\bR\rrecordBatches\"\x9b\x01\n" +
+	"\tSettleRun\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x04R\x04last\x121\n" +
+	"\x06action\x18\x03 \x01(\x0e2\x19.strandmq.v1.SettleActionR\x06action\x12\x19\n" +
+	"\bdelay_ms\x18\x04 \x01(\x03R\adelayMs\x12\x16\n" +
+	"\x06reason\x18\x05 \x01(\tR\x06reason\"\xd8\x02\n" +
+	"\x0fConsumeResponse\x12\x18\n" +
+	"\asession\x18\x01 \x01(\tR\asession\x12,\n" +
+	"\x12session_timeout_ms\x18\x02 \x01(\x03R\x10sessionTimeoutMs\x127\n" +
+	"\n" +
+	"assignment\x18\x03 \x01(\v2\x17.strandmq.v1.AssignmentR\n" +
+	"assignment\x125\n" +
+	"\n" +
+	"deliveries\x18\x04 \x03(\v2\x15.strandmq.v1.DeliveryR\n" +
+	"deliveries\x124\n" +
+	"\abatches\x18\x05 \x03(\v2\x1a.strandmq.v1.DeliveryBatchR\abatches\x126\n" +
+	"\asettled\x18\x06 \x03(\v2\x1c.strandmq.v1.SettleRunResultR\asettled\x12\x1f\n" +
+	"\vidle_reason\x18\a \x01(\tR\n" +
+	"idleReason\"\xa2\x03\n" +
+	"\rDeliveryBatch\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12!\n" +
+	"\ffirst_number\x18\x02 \x01(\x04R\vfirstNumber\x12\x18\n" +
+	"\arecords\x18\x03 \x01(\fR\arecords\x12!\n" +
+	"\ffirst_offset\x18\x04 \x01(\x04R\vfirstOffset\x12!\n" +
+	"\foffset_steps\x18\x05 \x03(\rR\voffsetSteps\x12\x1a\n" +
+	"\battempts\x18\x06 \x03(\rR\battempts\x12\x16\n" +
+	"\x06fences\x18\a \x03(\x04R\x06fences\x12\x1f\n" +
+	"\vfirst_fence\x18\b \x01(\x04R\n" +
+	"firstFence\x12\x1b\n" +
+	"\thanded_ms\x18\t \x01(\x03R\bhandedMs\x12\x1f\n" +
+	"\vdeadline_ms\x18\n" +
+	" \x01(\x03R\n" +
+	"deadlineMs\x12\"\n" +
+	"\rfirst_seen_ms\x18\v \x03(\x03R\vfirstSeenMs\x12\x1d\n" +
+	"\n" +
+	"publish_ms\x18\f \x03(\x03R\tpublishMs\x12\x1a\n" +
+	"\breplayed\x18\r \x03(\rR\breplayed\"\xc8\x01\n" +
+	"\x0fSettleRunResult\x12\x14\n" +
+	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
+	"\x04last\x18\x02 \x01(\x04R\x04last\x12.\n" +
+	"\aproblem\x18\x03 \x01(\v2\x14.strandmq.v1.ProblemR\aproblem\x126\n" +
+	"\bdeadline\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\x12#\n" +
+	"\rdead_lettered\x18\x05 \x01(\bR\fdeadLettered*\xab\x01\n" +
 	"\fSettleAction\x12\x1d\n" +
 	"\x19SETTLE_ACTION_UNSPECIFIED\x10\x00\x12\x15\n" +
 	"\x11SETTLE_ACTION_ACK\x10\x01\x12\x16\n" +
 	"\x12SETTLE_ACTION_NACK\x10\x02\x12\x18\n" +
 	"\x14SETTLE_ACTION_REJECT\x10\x03\x12\x18\n" +
 	"\x14SETTLE_ACTION_EXTEND\x10\x04\x12\x19\n" +
-	"\x15SETTLE_ACTION_RELEASE\x10\x052\xe2\x02\n" +
+	"\x15SETTLE_ACTION_RELEASE\x10\x052\xfa\x03\n" +
 	"\x0eConsumeService\x12;\n" +
 	"\x04Join\x12\x18.strandmq.v1.JoinRequest\x1a\x19.strandmq.v1.JoinResponse\x12J\n" +
 	"\tHeartbeat\x12\x1d.strandmq.v1.HeartbeatRequest\x1a\x1e.strandmq.v1.HeartbeatResponse\x12>\n" +
 	"\x05Leave\x12\x19.strandmq.v1.LeaveRequest\x1a\x1a.strandmq.v1.LeaveResponse\x12D\n" +
 	"\aReceive\x12\x1b.strandmq.v1.ReceiveRequest\x1a\x1c.strandmq.v1.ReceiveResponse\x12A\n" +
-	"\x06Settle\x12\x1a.strandmq.v1.SettleRequest\x1a\x1b.strandmq.v1.SettleResponseB;Z9github.com/strandmq/strandmq/proto/strandmq/v1;strandmqv1b\x06proto3"
+	"\x06Settle\x12\x1a.strandmq.v1.SettleRequest\x1a\x1b.strandmq.v1.SettleResponse\x12L\n" +
+	"\tSubscribe\x12\x1d.strandmq.v1.SubscribeRequest\x1a\x1e.strandmq.v1.SubscribeResponse0\x01\x12H\n" +
+	"\aConsume\x12\x1b.strandmq.v1.ConsumeRequest\x1a\x1c.strandmq.v1.ConsumeResponse(\x010\x01B;Z9github.com/strandmq/strandmq/proto/strandmq/v1;strandmqv1b\x06proto3"
 
 var (
 	file_strandmq_v1_consume_proto_rawDescOnce sync.Once
@@ -1227,7 +2117,7 @@ func file_strandmq_v1_consume_proto_rawDescGZIP() []byte {
 }
 
 var file_strandmq_v1_consume_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_strandmq_v1_consume_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
+var file_strandmq_v1_consume_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_strandmq_v1_consume_proto_goTypes = []any{
 	(SettleAction)(0),             // 0: strandmq.v1.SettleAction
 	(*JoinRequest)(nil),           // 1: strandmq.v1.JoinRequest
@@ -1244,39 +2134,66 @@ var file_strandmq_v1_consume_proto_goTypes = []any{
 	(*Settlement)(nil),            // 12: strandmq.v1.Settlement
 	(*SettleResponse)(nil),        // 13: strandmq.v1.SettleResponse
 	(*SettleResult)(nil),          // 14: strandmq.v1.SettleResult
-	(BodyFormat)(0),               // 15: strandmq.v1.BodyFormat
-	(*Message)(nil),               // 16: strandmq.v1.Message
-	(*timestamppb.Timestamp)(nil), // 17: google.protobuf.Timestamp
-	(*Problem)(nil),               // 18: strandmq.v1.Problem
+	(*SubscribeRequest)(nil),      // 15: strandmq.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),     // 16: strandmq.v1.SubscribeResponse
+	(*Assignment)(nil),            // 17: strandmq.v1.Assignment
+	(*ConsumeRequest)(nil),        // 18: strandmq.v1.ConsumeRequest
+	(*ConsumeOpen)(nil),           // 19: strandmq.v1.ConsumeOpen
+	(*SettleRun)(nil),             // 20: strandmq.v1.SettleRun
+	(*ConsumeResponse)(nil),       // 21: strandmq.v1.ConsumeResponse
+	(*DeliveryBatch)(nil),         // 22: strandmq.v1.DeliveryBatch
+	(*SettleRunResult)(nil),       // 23: strandmq.v1.SettleRunResult
+	(BodyFormat)(0),               // 24: strandmq.v1.BodyFormat
+	(*Message)(nil),               // 25: strandmq.v1.Message
+	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
+	(*Problem)(nil),               // 27: strandmq.v1.Problem
 }
 var file_strandmq_v1_consume_proto_depIdxs = []int32{
 	3,  // 0: strandmq.v1.JoinResponse.assignment:type_name -> strandmq.v1.PartitionShare
 	3,  // 1: strandmq.v1.HeartbeatResponse.assignment:type_name -> strandmq.v1.PartitionShare
-	15, // 2: strandmq.v1.ReceiveRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	24, // 2: strandmq.v1.ReceiveRequest.body_format:type_name -> strandmq.v1.BodyFormat
 	10, // 3: strandmq.v1.ReceiveResponse.deliveries:type_name -> strandmq.v1.Delivery
-	16, // 4: strandmq.v1.Delivery.message:type_name -> strandmq.v1.Message
-	17, // 5: strandmq.v1.Delivery.deadline:type_name -> google.protobuf.Timestamp
-	17, // 6: strandmq.v1.Delivery.first_seen:type_name -> google.protobuf.Timestamp
+	25, // 4: strandmq.v1.Delivery.message:type_name -> strandmq.v1.Message
+	26, // 5: strandmq.v1.Delivery.deadline:type_name -> google.protobuf.Timestamp
+	26, // 6: strandmq.v1.Delivery.first_seen:type_name -> google.protobuf.Timestamp
 	12, // 7: strandmq.v1.SettleRequest.settlements:type_name -> strandmq.v1.Settlement
 	0,  // 8: strandmq.v1.Settlement.action:type_name -> strandmq.v1.SettleAction
 	14, // 9: strandmq.v1.SettleResponse.results:type_name -> strandmq.v1.SettleResult
-	18, // 10: strandmq.v1.SettleResult.problem:type_name -> strandmq.v1.Problem
-	17, // 11: strandmq.v1.SettleResult.deadline:type_name -> google.protobuf.Timestamp
-	1,  // 12: strandmq.v1.ConsumeService.Join:input_type -> strandmq.v1.JoinRequest
-	4,  // 13: strandmq.v1.ConsumeService.Heartbeat:input_type -> strandmq.v1.HeartbeatRequest
-	6,  // 14: strandmq.v1.ConsumeService.Leave:input_type -> strandmq.v1.LeaveRequest
-	8,  // 15: strandmq.v1.ConsumeService.Receive:input_type -> strandmq.v1.ReceiveRequest
-	11, // 16: strandmq.v1.ConsumeService.Settle:input_type -> strandmq.v1.SettleRequest
-	2,  // 17: strandmq.v1.ConsumeService.Join:output_type -> strandmq.v1.JoinResponse
-	5,  // 18: strandmq.v1.ConsumeService.Heartbeat:output_type -> strandmq.v1.HeartbeatResponse
-	7,  // 19: strandmq.v1.ConsumeService.Leave:output_type -> strandmq.v1.LeaveResponse
-	9,  // 20: strandmq.v1.ConsumeService.Receive:output_type -> strandmq.v1.ReceiveResponse
-	13, // 21: strandmq.v1.ConsumeService.Settle:output_type -> strandmq.v1.SettleResponse
-	17, // [17:22] is the sub-list for method output_type
-	12, // [12:17] is the sub-list for method input_type
-	12, // [12:12] is the sub-list for extension type_name
-	12, // [12:12] is the sub-list for extension extendee
-	0,  // [0:12] is the sub-list for field type_name
+	27, // 10: strandmq.v1.SettleResult.problem:type_name -> strandmq.v1.Problem
+	26, // 11: strandmq.v1.SettleResult.deadline:type_name -> google.protobuf.Timestamp
+	24, // 12: strandmq.v1.SubscribeRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	10, // 13: strandmq.v1.SubscribeResponse.deliveries:type_name -> strandmq.v1.Delivery
+	17, // 14: strandmq.v1.SubscribeResponse.assignment:type_name -> strandmq.v1.Assignment
+	3,  // 15: strandmq.v1.Assignment.shares:type_name -> strandmq.v1.PartitionShare
+	19, // 16: strandmq.v1.ConsumeRequest.open:type_name -> strandmq.v1.ConsumeOpen
+	20, // 17: strandmq.v1.ConsumeRequest.settlements:type_name -> strandmq.v1.SettleRun
+	24, // 18: strandmq.v1.ConsumeOpen.body_format:type_name -> strandmq.v1.BodyFormat
+	0,  // 19: strandmq.v1.SettleRun.action:type_name -> strandmq.v1.SettleAction
+	17, // 20: strandmq.v1.ConsumeResponse.assignment:type_name -> strandmq.v1.Assignment
+	10, // 21: strandmq.v1.ConsumeResponse.deliveries:type_name -> strandmq.v1.Delivery
+	22, // 22: strandmq.v1.ConsumeResponse.batches:type_name -> strandmq.v1.DeliveryBatch
+	23, // 23: strandmq.v1.ConsumeResponse.settled:type_name -> strandmq.v1.SettleRunResult
+	27, // 24: strandmq.v1.SettleRunResult.problem:type_name -> strandmq.v1.Problem
+	26, // 25: strandmq.v1.SettleRunResult.deadline:type_name -> google.protobuf.Timestamp
+	1,  // 26: strandmq.v1.ConsumeService.Join:input_type -> strandmq.v1.JoinRequest
+	4,  // 27: strandmq.v1.ConsumeService.Heartbeat:input_type -> strandmq.v1.HeartbeatRequest
+	6,  // 28: strandmq.v1.ConsumeService.Leave:input_type -> strandmq.v1.LeaveRequest
+	8,  // 29: strandmq.v1.ConsumeService.Receive:input_type -> strandmq.v1.ReceiveRequest
+	11, // 30: strandmq.v1.ConsumeService.Settle:input_type -> strandmq.v1.SettleRequest
+	15, // 31: strandmq.v1.ConsumeService.Subscribe:input_type -> strandmq.v1.SubscribeRequest
+	18, // 32: strandmq.v1.ConsumeService.Consume:input_type -> strandmq.v1.ConsumeRequest
+	2,  // 33: strandmq.v1.ConsumeService.Join:output_type -> strandmq.v1.JoinResponse
+	5,  // 34: strandmq.v1.ConsumeService.Heartbeat:output_type -> strandmq.v1.HeartbeatResponse
+	7,  // 35: strandmq.v1.ConsumeService.Leave:output_type -> strandmq.v1.LeaveResponse
+	9,  // 36: strandmq.v1.ConsumeService.Receive:output_type -> strandmq.v1.ReceiveResponse
+	13, // 37: strandmq.v1.ConsumeService.Settle:output_type -> strandmq.v1.SettleResponse
+	16, // 38: strandmq.v1.ConsumeService.Subscribe:output_type -> strandmq.v1.SubscribeResponse
+	21, // 39: strandmq.v1.ConsumeService.Consume:output_type -> strandmq.v1.ConsumeResponse
+	33, // [33:40] is the sub-list for method output_type
+	26, // [26:33] is the sub-list for method input_type
+	26, // [26:26] is the sub-list for extension type_name
+	26, // [26:26] is the sub-list for extension extendee
+	0,  // [0:26] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_consume_proto_init() }
@@ -1291,7 +2208,7 @@ func file_strandmq_v1_consume_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_consume_proto_rawDesc), len(file_strandmq_v1_consume_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   14,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -37,6 +37,13 @@ type PublishRequest struct {
 	// of its own: all messages of one call must have the same key. Starts at 1;
 	// a gap is refused, a repeat gets the original receipt.
 	FirstSequence uint64 `protobuf:"varint,4,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"`
+	// A record batch (docs/format/record-batch.md) instead of messages, for one
+	// partition: the bytes that are stored. Its producer and sequence are in it:
+	// the sequence counts from 0 there, runs through the partition, and its
+	// messages may have any keys.
+	RecordBatch []byte `protobuf:"bytes,5,opt,name=record_batch,json=recordBatch,proto3" json:"record_batch,omitempty"`
+	// The partition of the record batch, as Route tells it.
+	Partition     uint32 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -99,11 +106,27 @@ func (x *PublishRequest) GetFirstSequence() uint64 {
 	return 0
 }
 
+func (x *PublishRequest) GetRecordBatch() []byte {
+	if x != nil {
+		return x.RecordBatch
+	}
+	return nil
+}
+
+func (x *PublishRequest) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
 // PublishResponse has one result per message, in the order of the request.
 type PublishResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The results.
-	Results       []*PublishResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	// The results. Empty when run is set.
+	Results []*PublishResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	// For a record batch of which every record was stored now: where.
+	Run           *ReceiptRun `protobuf:"bytes,2,opt,name=run,proto3" json:"run,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -145,6 +168,535 @@ func (x *PublishResponse) GetResults() []*PublishResult {
 	return nil
 }
 
+func (x *PublishResponse) GetRun() *ReceiptRun {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+// ReceiptRun is the receipts of records that were stored one after the other.
+type ReceiptRun struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition of the topic, from 0.
+	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The offset of the first record; the others follow without gaps.
+	FirstOffset uint64 `protobuf:"varint,2,opt,name=first_offset,json=firstOffset,proto3" json:"first_offset,omitempty"`
+	// How many.
+	Count         uint32 `protobuf:"varint,3,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReceiptRun) Reset() {
+	*x = ReceiptRun{}
+	mi := &file_strandmq_v1_publish_proto_msgTypes[2]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReceiptRun) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReceiptRun) ProtoMessage() {}
+
+func (x *ReceiptRun) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_publish_proto_msgTypes[2]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReceiptRun.ProtoReflect.Descriptor instead.
+func (*ReceiptRun) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *ReceiptRun) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ReceiptRun) GetFirstOffset() uint64 {
+	if x != nil {
+		return x.FirstOffset
+	}
+	return 0
+}
+
+func (x *ReceiptRun) GetCount() uint32 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// PublishStreamRequest carries batches, as many as wait to be sent.
+type PublishStreamRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The batches, at most 1,000 and 4 MiB in all. They are numbered over the
+	// stream, from 1.
+	Batches       []*PublishBatch `protobuf:"bytes,1,rep,name=batches,proto3" json:"batches,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishStreamRequest) Reset() {
+	*x = PublishStreamRequest{}
+	mi := &file_strandmq_v1_publish_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishStreamRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishStreamRequest) ProtoMessage() {}
+
+func (x *PublishStreamRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_publish_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishStreamRequest.ProtoReflect.Descriptor instead.
+func (*PublishStreamRequest) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *PublishStreamRequest) GetBatches() []*PublishBatch {
+	if x != nil {
+		return x.Batches
+	}
+	return nil
+}
+
+// PublishBatch is what one Publish call would carry.
+type PublishBatch struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic. Empty: that of the batch before on this stream.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The messages, at most 1,000.
+	Messages []*Message `protobuf:"bytes,2,rep,name=messages,proto3" json:"messages,omitempty"`
+	// As in PublishRequest.
+	ProducerId string `protobuf:"bytes,3,opt,name=producer_id,json=producerId,proto3" json:"producer_id,omitempty"`
+	// As in PublishRequest.
+	FirstSequence uint64 `protobuf:"varint,4,opt,name=first_sequence,json=firstSequence,proto3" json:"first_sequence,omitempty"`
+	// A record batch instead of messages, as in PublishRequest.
+	RecordBatch []byte `protobuf:"bytes,5,opt,name=record_batch,json=recordBatch,proto3" json:"record_batch,omitempty"`
+	// The partition of the record batch.
+	Partition     uint32 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishBatch) Reset() {
+	*x = PublishBatch{}
+	mi := &file_strandmq_v1_publish_proto_msgTypes[4]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishBatch) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishBatch) ProtoMessage() {}
+
+func (x *PublishBatch) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_publish_proto_msgTypes[4]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishBatch.ProtoReflect.Descriptor instead.
+func (*PublishBatch) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *PublishBatch) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *PublishBatch) GetMessages() []*Message {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *PublishBatch) GetProducerId() string {
+	if x != nil {
+		return x.ProducerId
+	}
+	return ""
+}
+
+func (x *PublishBatch) GetFirstSequence() uint64 {
+	if x != nil {
+		return x.FirstSequence
+	}
+	return 0
+}
+
+func (x *PublishBatch) GetRecordBatch() []byte {
+	if x != nil {
+		return x.RecordBatch
+	}
+	return nil
+}
+
+func (x *PublishBatch) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+// PublishStreamResponse carries the answers that are there.
+type PublishStreamResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The answers, each as soon as it is known: not always in the order sent.
+	Results       []*PublishBatchResult `protobuf:"bytes,1,rep,name=results,proto3" json:"results,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishStreamResponse) Reset() {
+	*x = PublishStreamResponse{}
+	mi := &file_strandmq_v1_publish_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishStreamResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishStreamResponse) ProtoMessage() {}
+
+func (x *PublishStreamResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_publish_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishStreamResponse.ProtoReflect.Descriptor instead.
+func (*PublishStreamResponse) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *PublishStreamResponse) GetResults() []*PublishBatchResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+// PublishBatchResult answers one batch of a stream.
+type PublishBatchResult struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The number of the batch on the stream, from 1.
+	Batch uint64 `protobuf:"varint,1,opt,name=batch,proto3" json:"batch,omitempty"`
+	// As in PublishResponse.
+	Results []*PublishResult `protobuf:"bytes,2,rep,name=results,proto3" json:"results,omitempty"`
+	// As in PublishResponse.
+	Run *ReceiptRun `protobuf:"bytes,3,opt,name=run,proto3" json:"run,omitempty"`
+	// Why the batch was refused as a whole. Nothing of it was stored.
+	Problem *Problem `protobuf:"bytes,4,opt,name=problem,proto3" json:"problem,omitempty"`
+	// With a problem that tells of a stale route: the present one.
+	Route         *RouteResponse `protobuf:"bytes,5,opt,name=route,proto3" json:"route,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PublishBatchResult) Reset() {
+	*x = PublishBatchResult{}
+	mi := &file_strandmq_v1_publish_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PublishBatchResult) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PublishBatchResult) ProtoMessage() {}
+
+func (x *PublishBatchResult) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_publish_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PublishBatchResult.ProtoReflect.Descriptor instead.
+func (*PublishBatchResult) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *PublishBatchResult) GetBatch() uint64 {
+	if x != nil {
+		return x.Batch
+	}
+	return 0
+}
+
+func (x *PublishBatchResult) GetResults() []*PublishResult {
+	if x != nil {
+		return x.Results
+	}
+	return nil
+}
+
+func (x *PublishBatchResult) GetRun() *ReceiptRun {
+	if x != nil {
+		return x.Run
+	}
+	return nil
+}
+
+func (x *PublishBatchResult) GetProblem() *Problem {
+	if x != nil {
+		return x.Problem
+	}
+	return nil
+}
+
+func (x *PublishBatchResult) GetRoute() *RouteResponse {
+	if x != nil {
+		return x.Route
+	}
+	return nil
+}
+
+// RouteRequest names a topic.
+type RouteRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic.
+	Topic         string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RouteRequest) Reset() {
+	*x = RouteRequest{}
+	mi := &file_strandmq_v1_publish_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RouteRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RouteRequest) ProtoMessage() {}
+
+func (x *RouteRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_publish_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RouteRequest.ProtoReflect.Descriptor instead.
+func (*RouteRequest) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *RouteRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+// RouteResponse is a topic's routing table.
+type RouteResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The seed of the topic's key hash: xxhash64 of the key with this seed.
+	Seed uint64 `protobuf:"varint,2,opt,name=seed,proto3" json:"seed,omitempty"`
+	// Grows with every change of the table.
+	Revision uint64 `protobuf:"varint,3,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The partitions in order.
+	Partitions []*RoutePartition `protobuf:"bytes,4,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	// The largest body that the topic takes, in bytes.
+	MaxBodyBytes  int64 `protobuf:"varint,5,opt,name=max_body_bytes,json=maxBodyBytes,proto3" json:"max_body_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RouteResponse) Reset() {
+	*x = RouteResponse{}
+	mi := &file_strandmq_v1_publish_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RouteResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RouteResponse) ProtoMessage() {}
+
+func (x *RouteResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_publish_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RouteResponse.ProtoReflect.Descriptor instead.
+func (*RouteResponse) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *RouteResponse) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *RouteResponse) GetSeed() uint64 {
+	if x != nil {
+		return x.Seed
+	}
+	return 0
+}
+
+func (x *RouteResponse) GetRevision() uint64 {
+	if x != nil {
+		return x.Revision
+	}
+	return 0
+}
+
+func (x *RouteResponse) GetPartitions() []*RoutePartition {
+	if x != nil {
+		return x.Partitions
+	}
+	return nil
+}
+
+func (x *RouteResponse) GetMaxBodyBytes() int64 {
+	if x != nil {
+		return x.MaxBodyBytes
+	}
+	return 0
+}
+
+// RoutePartition is the range of key hashes that a partition owns.
+type RoutePartition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition, from 0.
+	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The first key hash.
+	HashFirst uint64 `protobuf:"varint,2,opt,name=hash_first,json=hashFirst,proto3" json:"hash_first,omitempty"`
+	// The last key hash.
+	HashLast      uint64 `protobuf:"varint,3,opt,name=hash_last,json=hashLast,proto3" json:"hash_last,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RoutePartition) Reset() {
+	*x = RoutePartition{}
+	mi := &file_strandmq_v1_publish_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RoutePartition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RoutePartition) ProtoMessage() {}
+
+func (x *RoutePartition) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_publish_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RoutePartition.ProtoReflect.Descriptor instead.
+func (*RoutePartition) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *RoutePartition) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *RoutePartition) GetHashFirst() uint64 {
+	if x != nil {
+		return x.HashFirst
+	}
+	return 0
+}
+
+func (x *RoutePartition) GetHashLast() uint64 {
+	if x != nil {
+		return x.HashLast
+	}
+	return 0
+}
+
 // PublishResult is a receipt or a refusal.
 type PublishResult struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -158,7 +710,7 @@ type PublishResult struct {
 
 func (x *PublishResult) Reset() {
 	*x = PublishResult{}
-	mi := &file_strandmq_v1_publish_proto_msgTypes[2]
+	mi := &file_strandmq_v1_publish_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -170,7 +722,7 @@ func (x *PublishResult) String() string {
 func (*PublishResult) ProtoMessage() {}
 
 func (x *PublishResult) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_publish_proto_msgTypes[2]
+	mi := &file_strandmq_v1_publish_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -183,7 +735,7 @@ func (x *PublishResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PublishResult.ProtoReflect.Descriptor instead.
 func (*PublishResult) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{2}
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PublishResult) GetReceipt() *Receipt {
@@ -216,7 +768,7 @@ type Receipt struct {
 
 func (x *Receipt) Reset() {
 	*x = Receipt{}
-	mi := &file_strandmq_v1_publish_proto_msgTypes[3]
+	mi := &file_strandmq_v1_publish_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -228,7 +780,7 @@ func (x *Receipt) String() string {
 func (*Receipt) ProtoMessage() {}
 
 func (x *Receipt) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_publish_proto_msgTypes[3]
+	mi := &file_strandmq_v1_publish_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -241,7 +793,7 @@ func (x *Receipt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Receipt.ProtoReflect.Descriptor instead.
 func (*Receipt) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{3}
+	return file_strandmq_v1_publish_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Receipt) GetPartition() uint32 {
@@ -269,24 +821,67 @@ var File_strandmq_v1_publish_proto protoreflect.FileDescriptor
 
 const file_strandmq_v1_publish_proto_rawDesc = "" +
 	"\n" +
-	"\x19strandmq/v1/publish.proto\x12\vstrandmq.v1\x1a\x19strandmq/v1/message.proto\"\xa0\x01\n" +
+	"\x19strandmq/v1/publish.proto\x12\vstrandmq.v1\x1a\x19strandmq/v1/message.proto\"\xe1\x01\n" +
 	"\x0ePublishRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x120\n" +
 	"\bmessages\x18\x02 \x03(\v2\x14.strandmq.v1.MessageR\bmessages\x12\x1f\n" +
 	"\vproducer_id\x18\x03 \x01(\tR\n" +
 	"producerId\x12%\n" +
-	"\x0efirst_sequence\x18\x04 \x01(\x04R\rfirstSequence\"G\n" +
+	"\x0efirst_sequence\x18\x04 \x01(\x04R\rfirstSequence\x12!\n" +
+	"\frecord_batch\x18\x05 \x01(\fR\vrecordBatch\x12\x1c\n" +
+	"\tpartition\x18\x06 \x01(\rR\tpartition\"r\n" +
 	"\x0fPublishResponse\x124\n" +
-	"\aresults\x18\x01 \x03(\v2\x1a.strandmq.v1.PublishResultR\aresults\"o\n" +
+	"\aresults\x18\x01 \x03(\v2\x1a.strandmq.v1.PublishResultR\aresults\x12)\n" +
+	"\x03run\x18\x02 \x01(\v2\x17.strandmq.v1.ReceiptRunR\x03run\"c\n" +
+	"\n" +
+	"ReceiptRun\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12!\n" +
+	"\ffirst_offset\x18\x02 \x01(\x04R\vfirstOffset\x12\x14\n" +
+	"\x05count\x18\x03 \x01(\rR\x05count\"K\n" +
+	"\x14PublishStreamRequest\x123\n" +
+	"\abatches\x18\x01 \x03(\v2\x19.strandmq.v1.PublishBatchR\abatches\"\xdf\x01\n" +
+	"\fPublishBatch\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x120\n" +
+	"\bmessages\x18\x02 \x03(\v2\x14.strandmq.v1.MessageR\bmessages\x12\x1f\n" +
+	"\vproducer_id\x18\x03 \x01(\tR\n" +
+	"producerId\x12%\n" +
+	"\x0efirst_sequence\x18\x04 \x01(\x04R\rfirstSequence\x12!\n" +
+	"\frecord_batch\x18\x05 \x01(\fR\vrecordBatch\x12\x1c\n" +
+	"\tpartition\x18\x06 \x01(\rR\tpartition\"R\n" +
+	"\x15PublishStreamResponse\x129\n" +
+	"\aresults\x18\x01 \x03(\v2\x1f.strandmq.v1.PublishBatchResultR\aresults\"\xed\x01\n" +
+	"\x12PublishBatchResult\x12\x14\n" +
+	"\x05batch\x18\x01 \x01(\x04R\x05batch\x124\n" +
+	"\aresults\x18\x02 \x03(\v2\x1a.strandmq.v1.PublishResultR\aresults\x12)\n" +
+	"\x03run\x18\x03 \x01(\v2\x17.strandmq.v1.ReceiptRunR\x03run\x12.\n" +
+	"\aproblem\x18\x04 \x01(\v2\x14.strandmq.v1.ProblemR\aproblem\x120\n" +
+	"\x05route\x18\x05 \x01(\v2\x1a.strandmq.v1.RouteResponseR\x05route\"$\n" +
+	"\fRouteRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xb8\x01\n" +
+	"\rRouteResponse\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n" +
+	"\x04seed\x18\x02 \x01(\x04R\x04seed\x12\x1a\n" +
+	"\brevision\x18\x03 \x01(\x04R\brevision\x12;\n" +
+	"\n" +
+	"partitions\x18\x04 \x03(\v2\x1b.strandmq.v1.RoutePartitionR\n" +
+	"partitions\x12$\n" +
+	"\x0emax_body_bytes\x18\x05 \x01(\x03R\fmaxBodyBytes\"j\n" +
+	"\x0eRoutePartition\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x1d\n" +
+	"\n" +
+	"hash_first\x18\x02 \x01(\x04R\thashFirst\x12\x1b\n" +
+	"\thash_last\x18\x03 \x01(\x04R\bhashLast\"o\n" +
 	"\rPublishResult\x12.\n" +
 	"\areceipt\x18\x01 \x01(\v2\x14.strandmq.v1.ReceiptR\areceipt\x12.\n" +
 	"\aproblem\x18\x02 \x01(\v2\x14.strandmq.v1.ProblemR\aproblem\"]\n" +
 	"\aReceipt\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x1c\n" +
-	"\tduplicate\x18\x03 \x01(\bR\tduplicate2V\n" +
+	"\tduplicate\x18\x03 \x01(\bR\tduplicate2\xf2\x01\n" +
 	"\x0ePublishService\x12D\n" +
-	"\aPublish\x12\x1b.strandmq.v1.PublishRequest\x1a\x1c.strandmq.v1.PublishResponseB;Z9github.com/strandmq/strandmq/proto/strandmq/v1;strandmqv1b\x06proto3"
+	"\aPublish\x12\x1b.strandmq.v1.PublishRequest\x1a\x1c.strandmq.v1.PublishResponse\x12Z\n" +
+	"\rPublishStream\x12!.strandmq.v1.PublishStreamRequest\x1a\".strandmq.v1.PublishStreamResponse(\x010\x01\x12>\n" +
+	"\x05Route\x12\x19.strandmq.v1.RouteRequest\x1a\x1a.strandmq.v1.RouteResponseB;Z9github.com/strandmq/strandmq/proto/strandmq/v1;strandmqv1b\x06proto3"
 
 var (
 	file_strandmq_v1_publish_proto_rawDescOnce sync.Once
@@ -300,27 +895,48 @@ func file_strandmq_v1_publish_proto_rawDescGZIP() []byte {
 	return file_strandmq_v1_publish_proto_rawDescData
 }
 
-var file_strandmq_v1_publish_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
+var file_strandmq_v1_publish_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_strandmq_v1_publish_proto_goTypes = []any{
-	(*PublishRequest)(nil),  // 0: strandmq.v1.PublishRequest
-	(*PublishResponse)(nil), // 1: strandmq.v1.PublishResponse
-	(*PublishResult)(nil),   // 2: strandmq.v1.PublishResult
-	(*Receipt)(nil),         // 3: strandmq.v1.Receipt
-	(*Message)(nil),         // 4: strandmq.v1.Message
-	(*Problem)(nil),         // 5: strandmq.v1.Problem
+	(*PublishRequest)(nil),        // 0: strandmq.v1.PublishRequest
+	(*PublishResponse)(nil),       // 1: strandmq.v1.PublishResponse
+	(*ReceiptRun)(nil),            // 2: strandmq.v1.ReceiptRun
+	(*PublishStreamRequest)(nil),  // 3: strandmq.v1.PublishStreamRequest
+	(*PublishBatch)(nil),          // 4: strandmq.v1.PublishBatch
+	(*PublishStreamResponse)(nil), // 5: strandmq.v1.PublishStreamResponse
+	(*PublishBatchResult)(nil),    // 6: strandmq.v1.PublishBatchResult
+	(*RouteRequest)(nil),          // 7: strandmq.v1.RouteRequest
+	(*RouteResponse)(nil),         // 8: strandmq.v1.RouteResponse
+	(*RoutePartition)(nil),        // 9: strandmq.v1.RoutePartition
+	(*PublishResult)(nil),         // 10: strandmq.v1.PublishResult
+	(*Receipt)(nil),               // 11: strandmq.v1.Receipt
+	(*Message)(nil),               // 12: strandmq.v1.Message
+	(*Problem)(nil),               // 13: strandmq.v1.Problem
 }
 var file_strandmq_v1_publish_proto_depIdxs = []int32{
-	4, // 0: strandmq.v1.PublishRequest.messages:type_name -> strandmq.v1.Message
-	2, // 1: strandmq.v1.PublishResponse.results:type_name -> strandmq.v1.PublishResult
-	3, // 2: strandmq.v1.PublishResult.receipt:type_name -> strandmq.v1.Receipt
-	5, // 3: strandmq.v1.PublishResult.problem:type_name -> strandmq.v1.Problem
-	0, // 4: strandmq.v1.PublishService.Publish:input_type -> strandmq.v1.PublishRequest
-	1, // 5: strandmq.v1.PublishService.Publish:output_type -> strandmq.v1.PublishResponse
-	5, // [5:6] is the sub-list for method output_type
-	4, // [4:5] is the sub-list for method input_type
-	4, // [4:4] is the sub-list for extension type_name
-	4, // [4:4] is the sub-list for extension extendee
-	0, // [0:4] is the sub-list for field type_name
+	12, // 0: strandmq.v1.PublishRequest.messages:type_name -> strandmq.v1.Message
+	10, // 1: strandmq.v1.PublishResponse.results:type_name -> strandmq.v1.PublishResult
+	2,  // 2: strandmq.v1.PublishResponse.run:type_name -> strandmq.v1.ReceiptRun
+	4,  // 3: strandmq.v1.PublishStreamRequest.batches:type_name -> strandmq.v1.PublishBatch
+	12, // 4: strandmq.v1.PublishBatch.messages:type_name -> strandmq.v1.Message
+	6,  // 5: strandmq.v1.PublishStreamResponse.results:type_name -> strandmq.v1.PublishBatchResult
+	10, // 6: strandmq.v1.PublishBatchResult.results:type_name -> strandmq.v1.PublishResult
+	2,  // 7: strandmq.v1.PublishBatchResult.run:type_name -> strandmq.v1.ReceiptRun
+	13, // 8: strandmq.v1.PublishBatchResult.problem:type_name -> strandmq.v1.Problem
+	8,  // 9: strandmq.v1.PublishBatchResult.route:type_name -> strandmq.v1.RouteResponse
+	9,  // 10: strandmq.v1.RouteResponse.partitions:type_name -> strandmq.v1.RoutePartition
+	11, // 11: strandmq.v1.PublishResult.receipt:type_name -> strandmq.v1.Receipt
+	13, // 12: strandmq.v1.PublishResult.problem:type_name -> strandmq.v1.Problem
+	0,  // 13: strandmq.v1.PublishService.Publish:input_type -> strandmq.v1.PublishRequest
+	3,  // 14: strandmq.v1.PublishService.PublishStream:input_type -> strandmq.v1.PublishStreamRequest
+	7,  // 15: strandmq.v1.PublishService.Route:input_type -> strandmq.v1.RouteRequest
+	1,  // 16: strandmq.v1.PublishService.Publish:output_type -> strandmq.v1.PublishResponse
+	5,  // 17: strandmq.v1.PublishService.PublishStream:output_type -> strandmq.v1.PublishStreamResponse
+	8,  // 18: strandmq.v1.PublishService.Route:output_type -> strandmq.v1.RouteResponse
+	16, // [16:19] is the sub-list for method output_type
+	13, // [13:16] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_publish_proto_init() }
@@ -335,7 +951,7 @@ func file_strandmq_v1_publish_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_publish_proto_rawDesc), len(file_strandmq_v1_publish_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   4,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

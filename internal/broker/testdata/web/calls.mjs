@@ -69,10 +69,10 @@ const sent = await publish.publish({
 });
 assert.deepEqual(sent.results.slice(0, 3).map((r) => r.receipt.offset), [0n, 1n, 2n]);
 assert.equal(sent.results[3].problem.reason, "BAD_HEADER");
-const again = await publish.publish({ topic, messages: [{ keyKind: { case: "key", value: "a" }, id: "1", body: { case: "text", value: "grüß" }, headers: [
+const repeat = await publish.publish({ topic, messages: [{ keyKind: { case: "key", value: "a" }, id: "1", body: { case: "text", value: "grüß" }, headers: [
   { name: "h", valueKind: { case: "value", value: "x" } }, { name: "h", valueKind: { case: "valueBytes", value: new Uint8Array([0, 255]) } } ] }] });
-assert.equal(again.results[0].receipt.duplicate, true);
-assert.equal(again.results[0].receipt.offset, 0n);
+assert.equal(repeat.results[0].receipt.duplicate, true);
+assert.equal(repeat.results[0].receipt.offset, 0n);
 
 const got = await receive();
 assert.equal(got.length, 3);
@@ -112,6 +112,48 @@ assert.equal(info.counts.acked, 3n);
 assert.equal(info.counts.lag, 0n);
 const life = await trace.trace({ topic, which: { case: "place", value: { partition: 0, offset: 2n } } });
 assert.ok(life.messages[0].events.some((e) => e.what === "dead-lettered"), "trace shows the dead letter");
+
+// A server stream: deliveries come as they are published, settled beside it.
+const sub = { topic, group: "stream", member: "tab" };
+const stop = new AbortController();
+let session, seen = [], last;
+for await (const frame of consume.subscribe({ ...sub, createGroup: true, window: 2, bodyFormat: BodyFormat.JSON }, { signal: stop.signal })) {
+  if (!session) {
+    session = frame.session;
+    assert.ok(session, "the first frame has the session");
+    assert.equal(frame.assignment.shares.length, 1);
+    assert.equal(frame.deliveries.length, 0);
+  }
+  for (const d of frame.deliveries) {
+    seen.push(d.offset);
+    const res = await consume.settle({ topic, group: "stream", member: "tab", session, settlements: [{ token: d.token, action: SettleAction.ACK }] });
+    assert.equal(res.results[0].problem, undefined);
+  }
+  if (seen.length === 3 && last === undefined) {
+    await publish.publish({ topic, messages: [{ keyKind: { case: "key", value: "late" }, body: { case: "text", value: "while it is open" } }] });
+    last = 3n;
+  }
+  if (seen.length === 4) {
+    await consume.leave({ ...sub, session });
+  }
+}
+assert.deepEqual(seen, [0n, 1n, 2n, last]);
+assert.equal((await groups.describeGroup({ topic, group: "stream" })).counts.acked, 4n);
+
+// A page that goes away is a member that crashed: what it held comes again.
+await publish.publish({ topic, messages: [{ keyKind: { case: "key", value: "last" }, body: { case: "text", value: "x" } }] });
+await assert.rejects(async () => {
+  for await (const frame of consume.subscribe({ ...sub, window: 1 }, { signal: stop.signal })) {
+    if (frame.deliveries.length > 0) {
+      assert.equal(frame.deliveries[0].attempt, 1);
+      stop.abort();
+    }
+  }
+}, (err) => ConnectError.from(err).code === Code.Canceled);
+const again = await consume.receive({ ...sub, member: "other", waitMs: 10000n });
+assert.equal(again.deliveries[0].attempt, 2);
+assert.equal((await problem(async () => { for await (const _ of consume.subscribe({ ...sub, group: "nobody" })); })).reason, "UNKNOWN_GROUP");
+assert.equal((await publish.route({ topic })).partitions.length, 1);
 
 assert.deepEqual(await problem(() => topics.describeTopic({ topic: "nowhere" })), { code: Code.NotFound, reason: "UNKNOWN_TOPIC", field: "topic" });
 assert.deepEqual(await problem(() => topics.createTopic({ topic: "../etc" })), { code: Code.InvalidArgument, reason: "BAD_NAME", field: "topic" });

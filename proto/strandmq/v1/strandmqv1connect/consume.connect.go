@@ -44,6 +44,11 @@ const (
 	ConsumeServiceReceiveProcedure = "/strandmq.v1.ConsumeService/Receive"
 	// ConsumeServiceSettleProcedure is the fully-qualified name of the ConsumeService's Settle RPC.
 	ConsumeServiceSettleProcedure = "/strandmq.v1.ConsumeService/Settle"
+	// ConsumeServiceSubscribeProcedure is the fully-qualified name of the ConsumeService's Subscribe
+	// RPC.
+	ConsumeServiceSubscribeProcedure = "/strandmq.v1.ConsumeService/Subscribe"
+	// ConsumeServiceConsumeProcedure is the fully-qualified name of the ConsumeService's Consume RPC.
+	ConsumeServiceConsumeProcedure = "/strandmq.v1.ConsumeService/Consume"
 )
 
 // ConsumeServiceClient is a client for the strandmq.v1.ConsumeService service.
@@ -67,6 +72,17 @@ type ConsumeServiceClient interface {
 	// result of its own. A delivery token is a bearer token: who holds it may
 	// settle that delivery, by itself or for the member that received it.
 	Settle(context.Context, *v1.SettleRequest) (*v1.SettleResponse, error)
+	// Subscribe opens a session and sends deliveries as they come, for clients
+	// that cannot send on an open stream, such as browsers. They are settled with
+	// Settle, and the window is how many may be unsettled. When the stream breaks,
+	// the session ends: what is unsettled lapses at once, charged. Leave ends it
+	// without a charge.
+	Subscribe(context.Context, *v1.SubscribeRequest) (*connect.ServerStreamForClient[v1.SubscribeResponse], error)
+	// Consume opens a session and carries deliveries one way, credits and
+	// settlements the other. When the stream breaks, the session ends: what is
+	// unsettled lapses at once, charged. A request with leave, or closing the
+	// sending side, ends it without a charge.
+	Consume(context.Context) (*connect.BidiStreamForClientSimple[v1.ConsumeRequest, v1.ConsumeResponse], error)
 }
 
 // NewConsumeServiceClient constructs a client for the strandmq.v1.ConsumeService service. By
@@ -110,6 +126,18 @@ func NewConsumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(consumeServiceMethods.ByName("Settle")),
 			connect.WithClientOptions(opts...),
 		),
+		subscribe: connect.NewClient[v1.SubscribeRequest, v1.SubscribeResponse](
+			httpClient,
+			baseURL+ConsumeServiceSubscribeProcedure,
+			connect.WithSchema(consumeServiceMethods.ByName("Subscribe")),
+			connect.WithClientOptions(opts...),
+		),
+		consume: connect.NewClient[v1.ConsumeRequest, v1.ConsumeResponse](
+			httpClient,
+			baseURL+ConsumeServiceConsumeProcedure,
+			connect.WithSchema(consumeServiceMethods.ByName("Consume")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -120,6 +148,8 @@ type consumeServiceClient struct {
 	leave     *connect.Client[v1.LeaveRequest, v1.LeaveResponse]
 	receive   *connect.Client[v1.ReceiveRequest, v1.ReceiveResponse]
 	settle    *connect.Client[v1.SettleRequest, v1.SettleResponse]
+	subscribe *connect.Client[v1.SubscribeRequest, v1.SubscribeResponse]
+	consume   *connect.Client[v1.ConsumeRequest, v1.ConsumeResponse]
 }
 
 // Join calls strandmq.v1.ConsumeService.Join.
@@ -167,6 +197,16 @@ func (c *consumeServiceClient) Settle(ctx context.Context, req *v1.SettleRequest
 	return nil, err
 }
 
+// Subscribe calls strandmq.v1.ConsumeService.Subscribe.
+func (c *consumeServiceClient) Subscribe(ctx context.Context, req *v1.SubscribeRequest) (*connect.ServerStreamForClient[v1.SubscribeResponse], error) {
+	return c.subscribe.CallServerStream(ctx, connect.NewRequest(req))
+}
+
+// Consume calls strandmq.v1.ConsumeService.Consume.
+func (c *consumeServiceClient) Consume(ctx context.Context) (*connect.BidiStreamForClientSimple[v1.ConsumeRequest, v1.ConsumeResponse], error) {
+	return c.consume.CallBidiStreamSimple(ctx)
+}
+
 // ConsumeServiceHandler is an implementation of the strandmq.v1.ConsumeService service.
 type ConsumeServiceHandler interface {
 	// Join opens a session for a member. A session of the same member name that
@@ -188,6 +228,17 @@ type ConsumeServiceHandler interface {
 	// result of its own. A delivery token is a bearer token: who holds it may
 	// settle that delivery, by itself or for the member that received it.
 	Settle(context.Context, *v1.SettleRequest) (*v1.SettleResponse, error)
+	// Subscribe opens a session and sends deliveries as they come, for clients
+	// that cannot send on an open stream, such as browsers. They are settled with
+	// Settle, and the window is how many may be unsettled. When the stream breaks,
+	// the session ends: what is unsettled lapses at once, charged. Leave ends it
+	// without a charge.
+	Subscribe(context.Context, *v1.SubscribeRequest, *connect.ServerStream[v1.SubscribeResponse]) error
+	// Consume opens a session and carries deliveries one way, credits and
+	// settlements the other. When the stream breaks, the session ends: what is
+	// unsettled lapses at once, charged. A request with leave, or closing the
+	// sending side, ends it without a charge.
+	Consume(context.Context, *connect.BidiStream[v1.ConsumeRequest, v1.ConsumeResponse]) error
 }
 
 // NewConsumeServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -227,6 +278,18 @@ func NewConsumeServiceHandler(svc ConsumeServiceHandler, opts ...connect.Handler
 		connect.WithSchema(consumeServiceMethods.ByName("Settle")),
 		connect.WithHandlerOptions(opts...),
 	)
+	consumeServiceSubscribeHandler := connect.NewServerStreamHandlerSimple(
+		ConsumeServiceSubscribeProcedure,
+		svc.Subscribe,
+		connect.WithSchema(consumeServiceMethods.ByName("Subscribe")),
+		connect.WithHandlerOptions(opts...),
+	)
+	consumeServiceConsumeHandler := connect.NewBidiStreamHandler(
+		ConsumeServiceConsumeProcedure,
+		svc.Consume,
+		connect.WithSchema(consumeServiceMethods.ByName("Consume")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/strandmq.v1.ConsumeService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ConsumeServiceJoinProcedure:
@@ -239,6 +302,10 @@ func NewConsumeServiceHandler(svc ConsumeServiceHandler, opts ...connect.Handler
 			consumeServiceReceiveHandler.ServeHTTP(w, r)
 		case ConsumeServiceSettleProcedure:
 			consumeServiceSettleHandler.ServeHTTP(w, r)
+		case ConsumeServiceSubscribeProcedure:
+			consumeServiceSubscribeHandler.ServeHTTP(w, r)
+		case ConsumeServiceConsumeProcedure:
+			consumeServiceConsumeHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -266,4 +333,12 @@ func (UnimplementedConsumeServiceHandler) Receive(context.Context, *v1.ReceiveRe
 
 func (UnimplementedConsumeServiceHandler) Settle(context.Context, *v1.SettleRequest) (*v1.SettleResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.ConsumeService.Settle is not implemented"))
+}
+
+func (UnimplementedConsumeServiceHandler) Subscribe(context.Context, *v1.SubscribeRequest, *connect.ServerStream[v1.SubscribeResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.ConsumeService.Subscribe is not implemented"))
+}
+
+func (UnimplementedConsumeServiceHandler) Consume(context.Context, *connect.BidiStream[v1.ConsumeRequest, v1.ConsumeResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.ConsumeService.Consume is not implemented"))
 }

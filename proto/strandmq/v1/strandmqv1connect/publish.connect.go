@@ -35,6 +35,11 @@ const (
 const (
 	// PublishServicePublishProcedure is the fully-qualified name of the PublishService's Publish RPC.
 	PublishServicePublishProcedure = "/strandmq.v1.PublishService/Publish"
+	// PublishServicePublishStreamProcedure is the fully-qualified name of the PublishService's
+	// PublishStream RPC.
+	PublishServicePublishStreamProcedure = "/strandmq.v1.PublishService/PublishStream"
+	// PublishServiceRouteProcedure is the fully-qualified name of the PublishService's Route RPC.
+	PublishServiceRouteProcedure = "/strandmq.v1.PublishService/Route"
 )
 
 // PublishServiceClient is a client for the strandmq.v1.PublishService service.
@@ -42,8 +47,19 @@ type PublishServiceClient interface {
 	// Publish stores a batch of messages, at most 1,000 and 4 MiB, and answers
 	// when each is on disk, fsynced, or refused. Messages are judged one by one:
 	// a refused one does not stop its neighbours. Messages of one key are stored
-	// in the order of the batch.
+	// in the order of the batch. A record batch is refused whole for what one of
+	// its records is.
 	Publish(context.Context, *v1.PublishRequest) (*v1.PublishResponse, error)
+	// PublishStream is Publish without waiting: batches are sent one after the
+	// other and answered as they become durable. What one stream sends for one
+	// key is stored in the order sent. A full queue holds the stream back instead
+	// of refusing a batch. A refusal that passes with time (a full disk, a
+	// partition that moves) ends the stream: what was sent behind it is not
+	// stored, so that nothing overtakes.
+	PublishStream(context.Context) (*connect.BidiStreamForClientSimple[v1.PublishStreamRequest, v1.PublishStreamResponse], error)
+	// Route tells how keys become partitions, for publishers that send record
+	// batches.
+	Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error)
 }
 
 // NewPublishServiceClient constructs a client for the strandmq.v1.PublishService service. By
@@ -63,12 +79,26 @@ func NewPublishServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(publishServiceMethods.ByName("Publish")),
 			connect.WithClientOptions(opts...),
 		),
+		publishStream: connect.NewClient[v1.PublishStreamRequest, v1.PublishStreamResponse](
+			httpClient,
+			baseURL+PublishServicePublishStreamProcedure,
+			connect.WithSchema(publishServiceMethods.ByName("PublishStream")),
+			connect.WithClientOptions(opts...),
+		),
+		route: connect.NewClient[v1.RouteRequest, v1.RouteResponse](
+			httpClient,
+			baseURL+PublishServiceRouteProcedure,
+			connect.WithSchema(publishServiceMethods.ByName("Route")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
 // publishServiceClient implements PublishServiceClient.
 type publishServiceClient struct {
-	publish *connect.Client[v1.PublishRequest, v1.PublishResponse]
+	publish       *connect.Client[v1.PublishRequest, v1.PublishResponse]
+	publishStream *connect.Client[v1.PublishStreamRequest, v1.PublishStreamResponse]
+	route         *connect.Client[v1.RouteRequest, v1.RouteResponse]
 }
 
 // Publish calls strandmq.v1.PublishService.Publish.
@@ -80,13 +110,38 @@ func (c *publishServiceClient) Publish(ctx context.Context, req *v1.PublishReque
 	return nil, err
 }
 
+// PublishStream calls strandmq.v1.PublishService.PublishStream.
+func (c *publishServiceClient) PublishStream(ctx context.Context) (*connect.BidiStreamForClientSimple[v1.PublishStreamRequest, v1.PublishStreamResponse], error) {
+	return c.publishStream.CallBidiStreamSimple(ctx)
+}
+
+// Route calls strandmq.v1.PublishService.Route.
+func (c *publishServiceClient) Route(ctx context.Context, req *v1.RouteRequest) (*v1.RouteResponse, error) {
+	response, err := c.route.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // PublishServiceHandler is an implementation of the strandmq.v1.PublishService service.
 type PublishServiceHandler interface {
 	// Publish stores a batch of messages, at most 1,000 and 4 MiB, and answers
 	// when each is on disk, fsynced, or refused. Messages are judged one by one:
 	// a refused one does not stop its neighbours. Messages of one key are stored
-	// in the order of the batch.
+	// in the order of the batch. A record batch is refused whole for what one of
+	// its records is.
 	Publish(context.Context, *v1.PublishRequest) (*v1.PublishResponse, error)
+	// PublishStream is Publish without waiting: batches are sent one after the
+	// other and answered as they become durable. What one stream sends for one
+	// key is stored in the order sent. A full queue holds the stream back instead
+	// of refusing a batch. A refusal that passes with time (a full disk, a
+	// partition that moves) ends the stream: what was sent behind it is not
+	// stored, so that nothing overtakes.
+	PublishStream(context.Context, *connect.BidiStream[v1.PublishStreamRequest, v1.PublishStreamResponse]) error
+	// Route tells how keys become partitions, for publishers that send record
+	// batches.
+	Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error)
 }
 
 // NewPublishServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -102,10 +157,26 @@ func NewPublishServiceHandler(svc PublishServiceHandler, opts ...connect.Handler
 		connect.WithSchema(publishServiceMethods.ByName("Publish")),
 		connect.WithHandlerOptions(opts...),
 	)
+	publishServicePublishStreamHandler := connect.NewBidiStreamHandler(
+		PublishServicePublishStreamProcedure,
+		svc.PublishStream,
+		connect.WithSchema(publishServiceMethods.ByName("PublishStream")),
+		connect.WithHandlerOptions(opts...),
+	)
+	publishServiceRouteHandler := connect.NewUnaryHandlerSimple(
+		PublishServiceRouteProcedure,
+		svc.Route,
+		connect.WithSchema(publishServiceMethods.ByName("Route")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/strandmq.v1.PublishService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case PublishServicePublishProcedure:
 			publishServicePublishHandler.ServeHTTP(w, r)
+		case PublishServicePublishStreamProcedure:
+			publishServicePublishStreamHandler.ServeHTTP(w, r)
+		case PublishServiceRouteProcedure:
+			publishServiceRouteHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -117,4 +188,12 @@ type UnimplementedPublishServiceHandler struct{}
 
 func (UnimplementedPublishServiceHandler) Publish(context.Context, *v1.PublishRequest) (*v1.PublishResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.PublishService.Publish is not implemented"))
+}
+
+func (UnimplementedPublishServiceHandler) PublishStream(context.Context, *connect.BidiStream[v1.PublishStreamRequest, v1.PublishStreamResponse]) error {
+	return connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.PublishService.PublishStream is not implemented"))
+}
+
+func (UnimplementedPublishServiceHandler) Route(context.Context, *v1.RouteRequest) (*v1.RouteResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.PublishService.Route is not implemented"))
 }

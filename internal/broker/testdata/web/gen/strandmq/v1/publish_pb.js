@@ -9,7 +9,7 @@ import { file_strandmq_v1_message } from "./message_pb.js";
  * Describes the file strandmq/v1/publish.proto.
  */
 export const file_strandmq_v1_publish = /*@__PURE__*/
-  fileDesc("ChlzdHJhbmRtcS92MS9wdWJsaXNoLnByb3RvEgtzdHJhbmRtcS52MSJ0Cg5QdWJsaXNoUmVxdWVzdBINCgV0b3BpYxgBIAEoCRImCghtZXNzYWdlcxgCIAMoCzIULnN0cmFuZG1xLnYxLk1lc3NhZ2USEwoLcHJvZHVjZXJfaWQYAyABKAkSFgoOZmlyc3Rfc2VxdWVuY2UYBCABKAQiPgoPUHVibGlzaFJlc3BvbnNlEisKB3Jlc3VsdHMYASADKAsyGi5zdHJhbmRtcS52MS5QdWJsaXNoUmVzdWx0Il0KDVB1Ymxpc2hSZXN1bHQSJQoHcmVjZWlwdBgBIAEoCzIULnN0cmFuZG1xLnYxLlJlY2VpcHQSJQoHcHJvYmxlbRgCIAEoCzIULnN0cmFuZG1xLnYxLlByb2JsZW0iPwoHUmVjZWlwdBIRCglwYXJ0aXRpb24YASABKA0SDgoGb2Zmc2V0GAIgASgEEhEKCWR1cGxpY2F0ZRgDIAEoCDJWCg5QdWJsaXNoU2VydmljZRJECgdQdWJsaXNoEhsuc3RyYW5kbXEudjEuUHVibGlzaFJlcXVlc3QaHC5zdHJhbmRtcS52MS5QdWJsaXNoUmVzcG9uc2VCO1o5Z2l0aHViLmNvbS9zdHJhbmRtcS9zdHJhbmRtcS9wcm90by9zdHJhbmRtcS92MTtzdHJhbmRtcXYxYgZwcm90bzM", [file_strandmq_v1_message]);
+  fileDesc("ChlzdHJhbmRtcS92MS9wdWJsaXNoLnByb3RvEgtzdHJhbmRtcS52MSKdAQoOUHVibGlzaFJlcXVlc3QSDQoFdG9waWMYASABKAkSJgoIbWVzc2FnZXMYAiADKAsyFC5zdHJhbmRtcS52MS5NZXNzYWdlEhMKC3Byb2R1Y2VyX2lkGAMgASgJEhYKDmZpcnN0X3NlcXVlbmNlGAQgASgEEhQKDHJlY29yZF9iYXRjaBgFIAEoDBIRCglwYXJ0aXRpb24YBiABKA0iZAoPUHVibGlzaFJlc3BvbnNlEisKB3Jlc3VsdHMYASADKAsyGi5zdHJhbmRtcS52MS5QdWJsaXNoUmVzdWx0EiQKA3J1bhgCIAEoCzIXLnN0cmFuZG1xLnYxLlJlY2VpcHRSdW4iRAoKUmVjZWlwdFJ1bhIRCglwYXJ0aXRpb24YASABKA0SFAoMZmlyc3Rfb2Zmc2V0GAIgASgEEg0KBWNvdW50GAMgASgNIkIKFFB1Ymxpc2hTdHJlYW1SZXF1ZXN0EioKB2JhdGNoZXMYASADKAsyGS5zdHJhbmRtcS52MS5QdWJsaXNoQmF0Y2gimwEKDFB1Ymxpc2hCYXRjaBINCgV0b3BpYxgBIAEoCRImCghtZXNzYWdlcxgCIAMoCzIULnN0cmFuZG1xLnYxLk1lc3NhZ2USEwoLcHJvZHVjZXJfaWQYAyABKAkSFgoOZmlyc3Rfc2VxdWVuY2UYBCABKAQSFAoMcmVjb3JkX2JhdGNoGAUgASgMEhEKCXBhcnRpdGlvbhgGIAEoDSJJChVQdWJsaXNoU3RyZWFtUmVzcG9uc2USMAoHcmVzdWx0cxgBIAMoCzIfLnN0cmFuZG1xLnYxLlB1Ymxpc2hCYXRjaFJlc3VsdCLIAQoSUHVibGlzaEJhdGNoUmVzdWx0Eg0KBWJhdGNoGAEgASgEEisKB3Jlc3VsdHMYAiADKAsyGi5zdHJhbmRtcS52MS5QdWJsaXNoUmVzdWx0EiQKA3J1bhgDIAEoCzIXLnN0cmFuZG1xLnYxLlJlY2VpcHRSdW4SJQoHcHJvYmxlbRgEIAEoCzIULnN0cmFuZG1xLnYxLlByb2JsZW0SKQoFcm91dGUYBSABKAsyGi5zdHJhbmRtcS52MS5Sb3V0ZVJlc3BvbnNlIh0KDFJvdXRlUmVxdWVzdBINCgV0b3BpYxgBIAEoCSKHAQoNUm91dGVSZXNwb25zZRINCgV0b3BpYxgBIAEoCRIMCgRzZWVkGAIgASgEEhAKCHJldmlzaW9uGAMgASgEEi8KCnBhcnRpdGlvbnMYBCADKAsyGy5zdHJhbmRtcS52MS5Sb3V0ZVBhcnRpdGlvbhIWCg5tYXhfYm9keV9ieXRlcxgFIAEoAyJKCg5Sb3V0ZVBhcnRpdGlvbhIRCglwYXJ0aXRpb24YASABKA0SEgoKaGFzaF9maXJzdBgCIAEoBBIRCgloYXNoX2xhc3QYAyABKAQiXQoNUHVibGlzaFJlc3VsdBIlCgdyZWNlaXB0GAEgASgLMhQuc3RyYW5kbXEudjEuUmVjZWlwdBIlCgdwcm9ibGVtGAIgASgLMhQuc3RyYW5kbXEudjEuUHJvYmxlbSI/CgdSZWNlaXB0EhEKCXBhcnRpdGlvbhgBIAEoDRIOCgZvZmZzZXQYAiABKAQSEQoJZHVwbGljYXRlGAMgASgIMvIBCg5QdWJsaXNoU2VydmljZRJECgdQdWJsaXNoEhsuc3RyYW5kbXEudjEuUHVibGlzaFJlcXVlc3QaHC5zdHJhbmRtcS52MS5QdWJsaXNoUmVzcG9uc2USWgoNUHVibGlzaFN0cmVhbRIhLnN0cmFuZG1xLnYxLlB1Ymxpc2hTdHJlYW1SZXF1ZXN0GiIuc3RyYW5kbXEudjEuUHVibGlzaFN0cmVhbVJlc3BvbnNlKAEwARI+CgVSb3V0ZRIZLnN0cmFuZG1xLnYxLlJvdXRlUmVxdWVzdBoaLnN0cmFuZG1xLnYxLlJvdXRlUmVzcG9uc2VCO1o5Z2l0aHViLmNvbS9zdHJhbmRtcS9zdHJhbmRtcS9wcm90by9zdHJhbmRtcS92MTtzdHJhbmRtcXYxYgZwcm90bzM", [file_strandmq_v1_message]);
 
 /**
  * Describes the message strandmq.v1.PublishRequest.
@@ -26,18 +26,74 @@ export const PublishResponseSchema = /*@__PURE__*/
   messageDesc(file_strandmq_v1_publish, 1);
 
 /**
+ * Describes the message strandmq.v1.ReceiptRun.
+ * Use `create(ReceiptRunSchema)` to create a new message.
+ */
+export const ReceiptRunSchema = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_publish, 2);
+
+/**
+ * Describes the message strandmq.v1.PublishStreamRequest.
+ * Use `create(PublishStreamRequestSchema)` to create a new message.
+ */
+export const PublishStreamRequestSchema = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_publish, 3);
+
+/**
+ * Describes the message strandmq.v1.PublishBatch.
+ * Use `create(PublishBatchSchema)` to create a new message.
+ */
+export const PublishBatchSchema = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_publish, 4);
+
+/**
+ * Describes the message strandmq.v1.PublishStreamResponse.
+ * Use `create(PublishStreamResponseSchema)` to create a new message.
+ */
+export const PublishStreamResponseSchema = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_publish, 5);
+
+/**
+ * Describes the message strandmq.v1.PublishBatchResult.
+ * Use `create(PublishBatchResultSchema)` to create a new message.
+ */
+export const PublishBatchResultSchema = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_publish, 6);
+
+/**
+ * Describes the message strandmq.v1.RouteRequest.
+ * Use `create(RouteRequestSchema)` to create a new message.
+ */
+export const RouteRequestSchema = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_publish, 7);
+
+/**
+ * Describes the message strandmq.v1.RouteResponse.
+ * Use `create(RouteResponseSchema)` to create a new message.
+ */
+export const RouteResponseSchema = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_publish, 8);
+
+/**
+ * Describes the message strandmq.v1.RoutePartition.
+ * Use `create(RoutePartitionSchema)` to create a new message.
+ */
+export const RoutePartitionSchema = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_publish, 9);
+
+/**
  * Describes the message strandmq.v1.PublishResult.
  * Use `create(PublishResultSchema)` to create a new message.
  */
 export const PublishResultSchema = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_publish, 2);
+  messageDesc(file_strandmq_v1_publish, 10);
 
 /**
  * Describes the message strandmq.v1.Receipt.
  * Use `create(ReceiptSchema)` to create a new message.
  */
 export const ReceiptSchema = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_publish, 3);
+  messageDesc(file_strandmq_v1_publish, 11);
 
 /**
  * PublishService stores messages.

@@ -1,0 +1,35 @@
+package consumer
+
+// Ready is told when Poll may have something: for who waits for other things
+// too. It takes the place of Next; one goroutine uses either.
+func (st *Stream) Ready() <-chan struct{} { return st.wake }
+
+// Poll is Next without the wait: nothing and no error when nothing was handed
+// out. There may be more, as long as it gives something.
+func (st *Stream) Poll() ([]Handed, error) {
+	for {
+		st.mu.Lock()
+		got, err := st.take(), st.err
+		if st.closed && err == nil {
+			err = &ErrSessionEnded{Member: st.req.Member, Session: st.req.Session}
+		}
+		st.mu.Unlock()
+		if len(got) == 0 {
+			return nil, err
+		}
+		out, back := st.read(got)
+		if back > 0 {
+			st.AddCredit(back)
+		}
+		if len(out) > 0 {
+			return out, nil
+		}
+	}
+}
+
+// Forget lets go of what was given out so far: it is settled by its tokens only.
+func (st *Stream) Forget() {
+	st.mu.Lock()
+	st.kept = nil
+	st.mu.Unlock()
+}

@@ -1,0 +1,376 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// The bounds of a stream of deliveries.
+const (
+	maxCredit       = 1_000_000
+	maxWindow       = 10_000
+	defaultWindow   = 100
+	maxNumber       = 1 << 62 // of a delivery; no stream comes near it
+	maxSettleRuns   = 1000
+	frameBytes      = 1 << 20 // of keys, headers and bodies in a frame
+	frameMessages   = 1000    // readable ones in a frame
+	grantedAtOnce   = 8192    // of a member's credit, handed on to its partitions
+	settlesInFlight = 64      // frames of settlements that are not yet answered
+)
+
+// A frame is what a stream of deliveries tells its member at once.
+type frame struct {
+	first      bool
+	assignment *strandmqv1.Assignment // nil: as before
+	deliveries []consumer.Handed
+	settled    []consumer.SettleRunResult
+	answers    int    // frames of settlements that are answered whole with this one
+	idle       string // in a frame without deliveries
+}
+
+// An attendant serves one member's stream from its opening to its end: the
+// session, the assignment as it changes, the deliveries as they are handed out,
+// and what becomes of settlements. It runs on the goroutine that sends.
+//
+//	coordinator ── assignment ──┐
+//	partitions ── hand-outs ────┼──► serve ── frame ──► send
+//	partitions ── settlements ──┘      ▲
+//	                credit, end ───────┘ from the goroutine that reads
+//
+// Member and session live as long as the member takes frames: one goes out at
+// least every third of the session timeout, and the sender is cut when a frame
+// is not taken within a whole one. So the attendant speaks for the member to the
+// coordinator as often as it comes by.
+type attendant struct {
+	attendance
+	b      *Broker
+	flow   *flow
+	topic  *topic
+	name   string // of the group
+	member string
+	format strandmqv1.BodyFormat
+	stream *consumer.Stream
+	send   func(*frame) error
+	meter  deliveryMeter
+
+	wake chan struct{} // one place: serve has something to look at
+	sent chan struct{} // one place: a frame went out
+
+	mu       sync.Mutex
+	credit   int                        // guarded by mu: the member's, not handed on yet
+	granted  int                        // guarded by mu: handed on and not sent
+	results  []consumer.SettleRunResult // guarded by mu: known and not told
+	answers  int                        // guarded by mu: frames of settlements whose results are known
+	settling int                        // guarded by mu: frames of settlements not answered whole
+	ending   *ending                    // guarded by mu: why it ends; the first reason stays
+
+}
+
+// An ending is why a stream ends, and whether what its member holds is charged.
+type ending struct {
+	err  error
+	lost bool
+}
+
+// memberOf is who opens a stream.
+type memberOf struct {
+	topic, group, member string
+	create               bool
+	format               strandmqv1.BodyFormat
+}
+
+// newAttendant opens a session for a stream. A session of the same member that is
+// still open ends, charged.
+func (b *Broker) newAttendant(ctx context.Context, who memberOf) (*attendant, error) {
+	if err := names.Member(who.member); err != nil {
+		return nil, inField(err, "member")
+	}
+	if r := checkFormat(who.format); r != nil {
+		return nil, r
+	}
+	t, g, err := b.ensureGroup(ctx, who.topic, who.group, who.create)
+	if err != nil {
+		return nil, err
+	}
+	j, err := b.join(ctx, t.Name, g.Name, who.member)
+	if err != nil {
+		return nil, err
+	}
+	a := &attendant{
+		attendance: attendance{group: consumer.GroupID(j.Group.ID), session: j.Member.Session},
+		b:          b, flow: flowOf(ctx), topic: t, name: g.Name, member: who.member, format: who.format, meter: b.deliveryMeter(t.Name, g.Name),
+		wake: make(chan struct{}, 1), sent: make(chan struct{}, 1),
+	}
+	a.flow.takeTime = b.cfg.SessionTimeout
+	a.stream, err = b.groups.Open(consumer.StreamRequest{Group: a.group, Member: who.member, Session: a.session, MaxBytes: frameBytes})
+	if err != nil {
+		return nil, err
+	}
+	return a, nil
+}
+
+// join opens a session and ends an earlier one of the same member.
+func (b *Broker) join(ctx context.Context, topic, group, member string) (coordinator.Joined, error) {
+	j, err := b.coord.Join(ctx, topic, group, member)
+	if err == nil && j.Replaced != 0 {
+		// The watcher would do this too; the answer means that it is done.
+		b.sessionEnded(ctx, j.Topic, consumer.GroupID(j.Group.ID), j.Member.Name, j.Replaced)
+	}
+	return j, err
+}
+
+// addCredit lets the member be handed out n more.
+func (a *attendant) addCredit(n int) error {
+	a.mu.Lock()
+	a.credit += n
+	if all := a.credit + a.granted; all > maxCredit {
+		a.mu.Unlock()
+		return refuse("BAD_VALUE", "credits", "with these the stream has %d credits that are not used up: at most %d may be", all, maxCredit)
+	}
+	a.grant()
+	return nil
+}
+
+// grant hands credit on, and unlocks. Only some at a time, so that what waits
+// here to be sent is little however much the member takes.
+func (a *attendant) grant() {
+	n := min(a.credit, grantedAtOnce-a.granted)
+	a.credit -= n
+	a.granted += n
+	a.mu.Unlock()
+	if n > 0 {
+		a.stream.AddCredit(n)
+	}
+}
+
+// end tells the stream to end. The first reason stays.
+func (a *attendant) end(e ending) {
+	a.mu.Lock()
+	if a.ending == nil {
+		a.ending = &e
+	}
+	a.mu.Unlock()
+	nudge(a.wake)
+}
+
+func (a *attendant) over() *ending {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ending
+}
+
+// settle settles runs of deliveries. It waits while too many are on their way,
+// and gives up when the stream ends.
+func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun) {
+	if len(runs) == 0 {
+		return
+	}
+	for {
+		a.mu.Lock()
+		room := a.settling < settlesInFlight
+		if room {
+			a.settling++
+		}
+		over := a.ending != nil
+		a.mu.Unlock()
+		if over && !room {
+			return
+		}
+		if room {
+			break
+		}
+		select {
+		case <-a.sent:
+		case <-ctx.Done():
+			return
+		}
+	}
+	a.stream.Settle(ctx, runs, func(results []consumer.SettleRunResult) {
+		a.countSettled(runs, results)
+		a.mu.Lock()
+		a.answers++
+		a.results = append(a.results, results...)
+		a.mu.Unlock()
+		nudge(a.wake)
+	})
+}
+
+// serve sends frames until the stream ends, and closes the session. The error is
+// the stream's.
+func (a *attendant) serve(ctx context.Context) error {
+	a.b.live.add(&a.attendance)
+	e := a.deliver(ctx)
+	a.close(e.lost)
+	return e.err
+}
+
+// deliver sends frames until the stream ends.
+func (a *attendant) deliver(ctx context.Context) ending {
+	beat := time.NewTicker(a.b.cfg.SessionTimeout / 6)
+	defer beat.Stop()
+	out := frame{first: true}
+	shares, changed, err := a.assign(nil)
+	if err != nil {
+		return ending{err, true}
+	}
+	out.assignment = assignmentOf(shares)
+	quiet := false // nothing went out since the last beat
+	for {
+		e := a.fill(&out)
+		if e != nil {
+			return *e
+		}
+		if out.first || out.assignment != nil || len(out.deliveries) > 0 || len(out.settled) > 0 || out.answers > 0 || out.idle != "" {
+			if err := a.send(&out); err != nil {
+				return ending{fmt.Errorf("the stream broke: %w", context.Canceled), true}
+			}
+			quiet = false
+			a.told(&out)
+			out = frame{}
+			nudge(a.sent)
+			continue
+		}
+		select {
+		case <-a.stream.Ready():
+		case <-a.wake:
+		case <-changed:
+			var now []coordinator.Share
+			if now, changed, err = a.assign(shares); err != nil {
+				return a.ended(err)
+			}
+			if !slices.Equal(now, shares) {
+				shares, out.assignment = now, assignmentOf(now)
+			}
+		case <-beat.C:
+			if _, err := a.b.coord.Heartbeat(coordinator.GroupID(a.group), a.member, a.session); err != nil {
+				return a.ended(err)
+			}
+			if a.window != nil {
+				a.window.lapsed(a.b.groups.Now())
+			}
+			a.stream.SetShares(a.sharesOf(shares)) // a partition that was led elsewhere is asked again
+			if quiet {
+				out.idle = a.stream.WhyIdle(ctx)
+			}
+			quiet = true
+		case <-ctx.Done():
+			return ending{ctx.Err(), true}
+		case <-a.b.serving.Done():
+			return ending{a.b.stopping(), false}
+		}
+	}
+}
+
+// fill takes what is there to tell. An ending comes behind the settlements that
+// are on their way.
+func (a *attendant) fill(out *frame) *ending {
+	a.mu.Lock()
+	if n := min(len(a.results), frameMessages); n > 0 {
+		out.settled = append(out.settled, a.results[:n]...)
+		a.results = slices.Delete(a.results, 0, n)
+	}
+	if len(a.results) == 0 {
+		a.results = nil
+		out.answers, a.answers = out.answers+a.answers, 0
+	}
+	e, settling := a.ending, a.settling
+	a.mu.Unlock()
+	if e != nil {
+		if e.lost || settling == 0 {
+			return e
+		}
+		return nil
+	}
+	if len(out.deliveries) > 0 {
+		return nil
+	}
+	hs, err := a.stream.Poll()
+	if err != nil {
+		e := a.ended(err)
+		return &e
+	}
+	out.deliveries = hs
+	return nil
+}
+
+// told notes what went out.
+func (a *attendant) told(out *frame) {
+	n := 0
+	for i := range out.deliveries {
+		n += len(out.deliveries[i].Deliveries)
+	}
+	a.mu.Lock()
+	a.settling -= out.answers
+	a.granted -= n
+	a.grant()
+}
+
+// ended is the end of a stream whose session is no more. After a Leave that is
+// as it should be.
+func (a *attendant) ended(err error) ending {
+	if a.left.Load() {
+		return ending{nil, false}
+	}
+	if g, ok := a.b.coord.View().GroupByID(coordinator.GroupID(a.group)); !ok || g.Phase == coordinator.Deleting {
+		err = errGroupGone()
+	}
+	return ending{err, true}
+}
+
+// assign looks at the member's present shares and asks their partitions.
+func (a *attendant) assign(before []coordinator.Share) ([]coordinator.Share, <-chan struct{}, error) {
+	m, changed := a.b.coord.Watch()
+	g, ok := m.GroupByID(coordinator.GroupID(a.group))
+	if !ok {
+		return nil, nil, errGroupGone()
+	}
+	member, err := g.Session(a.member, a.session)
+	if err != nil {
+		return nil, nil, err
+	}
+	if before != nil && slices.Equal(before, member.Shares) {
+		return before, changed, nil
+	}
+	a.stream.SetShares(a.b.sessions.shares(a.topic, member))
+	return member.Shares, changed, nil
+}
+
+func (a *attendant) sharesOf(shares []coordinator.Share) []consumer.Share {
+	out := make([]consumer.Share, len(shares))
+	for i, sh := range shares {
+		out[i] = consumer.Share{Partition: a.topic.Partitions[sh.Partition].ID, Share: sh.Share, Shares: sh.Shares}
+	}
+	return out
+}
+
+// close ends the session, in the partitions and then in the map.
+func (a *attendant) close(lost bool) {
+	b := a.b
+	b.live.remove(&a.attendance)
+	ctx, cancel := b.finishing()
+	defer cancel()
+	if err := a.stream.Close(ctx, lost); err != nil && b.serving.Err() == nil && !errors.As(err, new(*partition.ErrDamaged)) && !errors.As(err, new(*partition.ErrUnknownPartition)) {
+		// The deliveries lapse at their deadlines instead.
+		b.log.Warn("cannot end a stream's session in all partitions", "topic", a.topic.Name, "group", a.name, "member", a.member, "err", err)
+	}
+	b.sessions.take(a.session)
+	err := b.coord.Leave(ctx, coordinator.GroupID(a.group), a.member, a.session)
+	if err == nil || b.serving.Err() != nil || errors.As(err, new(*coordinator.ErrSessionEnded)) || errors.As(err, new(*coordinator.ErrNotFound)) {
+		return
+	}
+	b.log.Warn("cannot end a stream's session", "topic", a.topic.Name, "group", a.name, "member", a.member, "err", err)
+}
+
+func assignmentOf(shares []coordinator.Share) *strandmqv1.Assignment {
+	return &strandmqv1.Assignment{Shares: assignment(&coordinator.Member{Shares: shares})}
+}

@@ -1,0 +1,142 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"connectrpc.com/connect"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// Subscribe sends deliveries as they come; they are settled with Settle.
+func (c consumeAPI) Subscribe(ctx context.Context, req *strandmqv1.SubscribeRequest, stream *connect.ServerStream[strandmqv1.SubscribeResponse]) error {
+	size := int(req.GetWindow())
+	switch {
+	case size > maxWindow:
+		return refuse("BAD_VALUE", "window", "%d is too many: ask for 1 to %d", size, maxWindow)
+	case size == 0:
+		size = defaultWindow
+	}
+	a, err := c.b.newAttendant(ctx, memberOf{req.GetTopic(), req.GetGroup(), req.GetMember(), req.GetCreateGroup(), req.GetBodyFormat()})
+	if err != nil {
+		return err
+	}
+	a.flow.release() // all that the caller sends has come
+	a.window = newWindow(func(n int) { _ = a.addCredit(n) })
+	a.send = func(f *frame) error {
+		for i := range f.deliveries {
+			a.window.add(&f.deliveries[i])
+		}
+		a.stream.Forget() // they have tokens
+		return a.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
+			out := &strandmqv1.SubscribeResponse{Deliveries: ds, Assignment: f.assignment, IdleReason: f.idle}
+			if f.first {
+				out.Session = sessionText(a.session)
+			}
+			f.first, f.assignment = false, nil
+			return stream.Send(out)
+		})
+	}
+	if err := a.addCredit(size); err != nil {
+		return err
+	}
+	return a.serve(ctx)
+}
+
+// Consume carries deliveries one way, credits and settlements the other.
+func (c consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[strandmqv1.ConsumeRequest, strandmqv1.ConsumeResponse]) error {
+	first, err := stream.Receive()
+	if errors.Is(err, io.EOF) {
+		return refuse("BAD_VALUE", "open", "the stream ended before it was opened: send open in the first frame")
+	}
+	if err != nil {
+		return err
+	}
+	open := first.GetOpen()
+	if open == nil {
+		return refuse("BAD_VALUE", "open", "the first frame of the stream must have open, with topic, group and member")
+	}
+	a, err := c.b.newAttendant(ctx, memberOf{open.GetTopic(), open.GetGroup(), open.GetMember(), open.GetCreateGroup(), open.GetBodyFormat()})
+	if err != nil {
+		return err
+	}
+	var pack packer
+	a.send = func(f *frame) error {
+		out := &strandmqv1.ConsumeResponse{Assignment: f.assignment, Settled: c.b.settledResults(f.settled), IdleReason: f.idle}
+		if f.first {
+			out.Session, out.SessionTimeoutMs = sessionText(a.session), c.b.cfg.SessionTimeout.Milliseconds()
+		}
+		if open.GetRecordBatches() {
+			out.Batches = pack.pack(a, f.deliveries)
+			return stream.Send(out)
+		}
+		return a.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
+			out.Deliveries = ds
+			err := stream.Send(out)
+			out = &strandmqv1.ConsumeResponse{}
+			return err
+		})
+	}
+	served := make(chan error, 1)
+	first.Open = nil
+	go func() {
+		err := c.b.unharmed("Consume", func() error { return a.serve(ctx) })
+		a.flow.cut(c.b.explain(errors.Join(err, context.Canceled))) // the reader may wait for more
+		served <- err
+	}()
+	a.end(a.read(ctx, first, stream.Receive))
+	return <-served
+}
+
+// read takes a member's frames until there are no more, and says why.
+func (a *attendant) read(ctx context.Context, req *strandmqv1.ConsumeRequest, receive func() (*strandmqv1.ConsumeRequest, error)) ending {
+	for {
+		if err := a.take(ctx, req); err != nil {
+			return ending{err, true}
+		}
+		a.flow.release()
+		if req.GetLeave() {
+			return ending{nil, false}
+		}
+		var err error
+		req, err = receive()
+		if errors.Is(err, io.EOF) {
+			return ending{nil, false}
+		}
+		if err != nil {
+			return ending{err, true}
+		}
+	}
+}
+
+// take does what one frame of a member asks.
+func (a *attendant) take(ctx context.Context, req *strandmqv1.ConsumeRequest) error {
+	if req.GetOpen() != nil {
+		return refuse("BAD_VALUE", "open", "the stream is open: open another stream for another member or group")
+	}
+	n := len(req.GetSettlements())
+	if n > maxSettleRuns {
+		return refuse("BATCH_TOO_LARGE", "settlements", "the frame has %d settlements: send at most %d in one", n, maxSettleRuns)
+	}
+	runs := make([]consumer.SettleRun, n)
+	for i, s := range req.GetSettlements() {
+		if last := s.GetLast(); s.GetFirst() > maxNumber || last != 0 && (last < s.GetFirst() || last-s.GetFirst() >= maxCredit) {
+			return refuse("BAD_VALUE", fmt.Sprintf("settlements[%d].last", i), "%d to %d is no run of deliveries: a run ends where it begins or later, and has at most %d", s.GetFirst(), last, maxCredit)
+		}
+		runs[i] = consumer.SettleRun{
+			First: s.GetFirst(), Last: s.GetLast(), Action: actionOf(s.GetAction()), Delay: partition.Millis(s.GetDelayMs()), Reason: s.GetReason(),
+		}
+	}
+	if len(runs) > 0 {
+		a.settle(ctx, runs)
+	}
+	if c := req.GetCredits(); c > 0 {
+		return a.addCredit(int(c))
+	}
+	return nil
+}
