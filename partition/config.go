@@ -63,6 +63,9 @@ type Config struct {
 	bucketOffsets Offset
 	// Seed makes proposal ids differ between runs. Default: random.
 	Seed uint64
+
+	// unpaced takes writes as fast as the log does: to measure what pacing does.
+	unpaced bool
 }
 
 func (c Config) withDefaults() Config {

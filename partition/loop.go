@@ -93,6 +93,7 @@ func (h *Host) loop() {
 	c := h.core
 	var spare []input
 	inflight := 0
+	var next time.Time // when the store wants the next write: see logstore.Store.Pace
 	for {
 		stopped := h.isStopped() // before the inbox is emptied, so that nothing is overlooked
 		c.stopping = stopped
@@ -117,7 +118,11 @@ func (h *Host) loop() {
 		if !stopped { // Apps get no more turns, so a wake that is due would be due for ever
 			c.due(now)
 		}
-		moved := c.ready() && inflight < h.cfg.SyncsInFlight
+		hold := time.Duration(0)
+		if c.ready() && !stopped && !next.IsZero() {
+			hold = time.Until(next)
+		}
+		moved := c.ready() && inflight < h.cfg.SyncsInFlight && hold <= 0
 		if moved {
 			w, answers, err := c.pump(now)
 			h.back.put(answers)
@@ -133,6 +138,11 @@ func (h *Host) loop() {
 			c.takeMessages() // a node without peers has nobody to send to
 			if w != nil {
 				c.writes = append(c.writes, w)
+			}
+			if d := h.cfg.Store.Pace(); d > 0 && !h.cfg.unpaced {
+				// What comes meanwhile waits in the queues, which are bounded,
+				// and becomes one write.
+				next = time.Now().Add(d - max(-hold, 0))
 			}
 		}
 		if c.seen.full() && !stopped && h.learning.CompareAndSwap(false, true) {
@@ -155,6 +165,9 @@ func (h *Host) loop() {
 		d := time.Hour
 		if wake := c.nextWake(); wake != never {
 			d = min(d, max(time.Duration(wake-now)*time.Millisecond, time.Millisecond))
+		}
+		if hold > 0 {
+			d = min(d, hold)
 		}
 		timer.Reset(d)
 		select {

@@ -44,9 +44,13 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 		if err != nil {
 			return err
 		}
+		reserve := int64(0) // the broker's default, which knows the disk
+		if cmd.Flags().Changed("disk-reserve") {
+			reserve = reserveOf(f.reserve.n)
+		}
 		b, err := broker.Start(cmd.Context(), broker.Config{
 			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, Logger: log,
-			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserveOf(f.reserve.n),
+			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserve,
 		})
 		if cmd.Context().Err() != nil && err != nil {
 			a.talk("stopped before it served")

@@ -28,6 +28,15 @@ func (b *Broker) collectStore(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(desc("store_write_stall_seconds_total", "How long writes waited for flushes."), prometheus.CounterValue, m.WriteStallFor.Seconds())
 	ch <- prometheus.MustNewConstMetric(desc("store_slow_writes_total", "Writes and fsyncs that took a second or more."), prometheus.CounterValue, float64(m.SlowWrites))
 	ch <- prometheus.MustNewConstMetric(desc("store_stuck_seconds", "How long the disk has not come back from a write; 0 below 3 s."), prometheus.GaugeValue, m.StuckFor.Seconds())
+	scrub := b.store.Scrub()
+	last := 0.0
+	if !scrub.Last.IsZero() {
+		last = float64(scrub.Last.UnixMilli()) / 1000
+	}
+	ch <- prometheus.MustNewConstMetric(desc("store_scrub_passes_total", "Times that everything stored was read again, over the store's life."), prometheus.CounterValue, float64(scrub.Passes))
+	ch <- prometheus.MustNewConstMetric(desc("store_scrub_last_timestamp_seconds", "When the last pass was complete; 0 if none was."), prometheus.GaugeValue, last)
+	ch <- prometheus.MustNewConstMetric(desc("store_scrub_bytes", "What the pass under way has read, or the last one."), prometheus.GaugeValue, float64(scrub.Bytes))
+	ch <- prometheus.MustNewConstMetric(desc("store_damaged_places", "Places of stored data that were found damaged and are still there."), prometheus.GaugeValue, float64(len(b.store.Damage())))
 	ch <- prometheus.MustNewConstMetric(desc("store_log_bytes", "Log files that a restart would replay."), prometheus.GaugeValue, float64(m.LogBytes))
 	ch <- prometheus.MustNewConstMetric(desc("store_disk_bytes", "Everything of the store on disk."), prometheus.GaugeValue, float64(m.DiskBytes))
 	ch <- prometheus.MustNewConstMetric(desc("store_compaction_debt_bytes", "Bytes that compactions still have to move."), prometheus.GaugeValue, float64(m.CompactionDebt))

@@ -65,8 +65,9 @@ type Config struct {
 	ConnectionsPerAddress int
 
 	// DiskReserve is the room that publishers may not use up: below it they are
-	// refused, while consuming goes on. Default 256 MiB; -1 for none, and then a
-	// full disk stops the node. It must hold what is written within a second.
+	// refused, while consuming goes on. Default 256 MiB, or an eighth of a file
+	// system below 2 GiB; -1 for none, and then a full disk stops the node. It
+	// must hold what is written within a second.
 	DiskReserve int64
 
 	// RetentionEvery is how often it is looked for messages that are no longer to
@@ -113,6 +114,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.DiskReserve == 0 {
 		c.DiskReserve = 256 << 20
+		if room, err := c.storeConfig().Room(); err == nil {
+			c.DiskReserve = min(c.DiskReserve, int64(room.Total/8))
+		}
 	}
 	if c.Connections == 0 {
 		c.Connections = 4096

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/strandmq/strandmq/partition"
@@ -38,9 +39,10 @@ func (b *Broker) probes(mux *http.ServeMux) {
 			if w := b.disk.warning(); w != "" {
 				checks = append(checks, check{name: "disk: " + w, warning: true})
 			}
-			for _, f := range b.partitionFaults() {
+			for _, f := range append(b.partitionFaults(), b.damageFaults()...) {
 				checks = append(checks, check{name: f, warning: true})
 			}
+			checks = append(checks, check{name: b.scrubWords()})
 		}
 		probe(w, r, checks)
 	})
@@ -114,5 +116,49 @@ func (b *Broker) faults() []string {
 	if w := b.disk.warning(); w != "" {
 		out = append(out, w)
 	}
-	return append(out, b.partitionFaults()...)
+	return append(append(out, b.partitionFaults()...), b.damageFaults()...)
+}
+
+// maxDamageLines is how many places of damage are told; the metrics count all.
+const maxDamageLines = 20
+
+// damageFaults names what was found damaged on the disk, also where no partition
+// had to stop for it.
+func (b *Broker) damageFaults() []string {
+	var out []string
+	for i, d := range b.store.Damage() {
+		if i == maxDamageLines {
+			return append(out, "and more places on the disk are damaged: the log names them")
+		}
+		var at []string
+		for _, r := range d.Ranges {
+			where := fmt.Sprintf("%s, from entry %d on", b.partitionName(partition.PartitionID(r.Partition)), r.Low)
+			if r.High != 0 {
+				where = fmt.Sprintf("%s, entries %d to %d", b.partitionName(partition.PartitionID(r.Partition)), r.Low, r.High)
+			}
+			if at = append(at, where); len(at) == maxDamageLines {
+				break
+			}
+		}
+		file := ""
+		if d.File != "" {
+			file = " in " + d.File
+		}
+		out = append(out, fmt.Sprintf("damaged%s: %s; concerned: %s; it is not served", file, d.What, strings.Join(at, "; ")))
+	}
+	return out
+}
+
+// scrubWords say how far the background reading of everything came.
+func (b *Broker) scrubWords() string {
+	st := b.store.Scrub()
+	switch {
+	case st.Disabled:
+		return "scrub: turned off"
+	case !st.Began.IsZero():
+		return fmt.Sprintf("scrub: %s read since %s, %d passes before", size(st.Bytes), st.Began.UTC().Format(time.RFC3339), st.Passes)
+	case st.Last.IsZero():
+		return "scrub: not begun yet"
+	}
+	return fmt.Sprintf("scrub: %s read in pass %d, complete at %s", size(st.Bytes), st.Passes, st.Last.UTC().Format(time.RFC3339))
 }

@@ -450,6 +450,7 @@ func (s *Store) apply(b *Batch, sync bool) (n uint64, err error) {
 		return 0, err
 	}
 	s.counter = n
+	s.pace.wrote(b.b.Len())
 	if len(b.edits) > 0 {
 		s.mu.Lock()
 		for i := range b.edits {

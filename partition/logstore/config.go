@@ -31,8 +31,9 @@ type Config struct {
 	CacheBytes int64
 	// MemTableBytes is the memory of one table not yet on disk; up to four
 	// exist at a time, and each has a log file of about its size that a
-	// restart replays. Default 64 MiB; 256 KiB to 1 GiB. Larger ones were
-	// slower; small ones rotate log files so often that fsync gets dearer.
+	// restart replays. Default 64 MiB, less on a file system below 4 GiB (a
+	// 64th of it, at least 4 MiB); 256 KiB to 1 GiB. Larger ones were slower;
+	// small ones rotate log files so often that fsync gets dearer.
 	MemTableBytes int64
 	// MinSyncInterval is the shortest time between two fsyncs of the log.
 	// It trades latency of single writes for fewer fsyncs. Default 500 µs,
@@ -52,6 +53,14 @@ type Config struct {
 	// StallStop is how long until the store stops for good. Default 20 s; not
 	// below StallAfter, at most 24 h.
 	StallStop time.Duration
+
+	// ScrubBytesPerSecond is how fast all that is stored is read again in the
+	// background, to find what rots before it is needed. Default 8 MiB; below 0
+	// never.
+	ScrubBytesPerSecond int64
+	// ScrubEvery is how soon after a complete pass the next one begins. Default
+	// 24 h.
+	ScrubEvery time.Duration
 
 	// Logger takes what is worth knowing; nil drops it.
 	Logger *slog.Logger
@@ -91,6 +100,9 @@ func (c Config) Validate() error {
 	if c.DeleteDelay > time.Hour {
 		bad("DeleteDelay is %v, at most 1h", c.DeleteDelay)
 	}
+	if c.ScrubEvery < 0 {
+		bad("ScrubEvery is %v, it cannot be negative", c.ScrubEvery)
+	}
 	if c.StallAfter != 0 && (c.StallAfter < time.Millisecond || c.StallAfter > time.Hour) {
 		bad("StallAfter is %v, want 1ms to 1h", c.StallAfter)
 	}
@@ -108,7 +120,7 @@ func (c Config) withDefaults() Config {
 		c.CacheBytes = 64 << 20
 	}
 	if c.MemTableBytes == 0 {
-		c.MemTableBytes = 64 << 20
+		c.MemTableBytes = c.fittingMemTable()
 	}
 	if c.MinSyncInterval == 0 {
 		c.MinSyncInterval = 500 * time.Microsecond
@@ -118,6 +130,12 @@ func (c Config) withDefaults() Config {
 	}
 	if c.DeleteDelay == 0 {
 		c.DeleteDelay = 5 * time.Second
+	}
+	if c.ScrubBytesPerSecond == 0 {
+		c.ScrubBytesPerSecond = 8 << 20
+	}
+	if c.ScrubEvery == 0 {
+		c.ScrubEvery = 24 * time.Hour
 	}
 	if c.StallAfter == 0 {
 		c.StallAfter = 3 * time.Second

@@ -74,6 +74,7 @@ const (
 const (
 	storeRowIdentity byte = 1
 	storeRowCounter  byte = 2
+	storeRowScrub    byte = 3
 )
 
 // appendPrefix appends the part that all keys of a partition's namespace share.

@@ -105,10 +105,15 @@ func (s *Store) open() error {
 	if f := s.failure.Load(); f != nil {
 		return f
 	}
+	s.pace.waiting.Store(0)     // opening makes a log file without filling a table
 	s.unsynced = s.cfg.unsynced // not before: what makes the store is always synced
 	s.stop, s.stopped, s.watched = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go s.keep()
 	go s.watch(s.stop, s.watched)
+	if s.loadScrub(); !s.cfg.ReadOnly && s.cfg.ScrubBytesPerSecond > 0 {
+		s.scrubStop, s.scrubDone = make(chan struct{}), make(chan struct{})
+		go s.scrub(s.scrubStop, s.scrubDone)
+	}
 	return nil
 }
 

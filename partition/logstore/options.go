@@ -97,6 +97,12 @@ func (s *Store) listener() *pebble.EventListener {
 			d.Ranges = rangesBetween(i.Bounds.Start, i.Bounds.End.Key)
 			s.reportDamage(d)
 		},
+		WALCreated: func(pebble.WALCreateInfo) { s.pace.rotated() },
+		FlushEnd: func(i pebble.FlushInfo) {
+			if i.Err == nil {
+				s.pace.flushed(i.Input, i.InputBytes, i.Duration)
+			}
+		},
 		WriteStallBegin: func(i pebble.WriteStallBeginInfo) {
 			s.stalls.Add(1)
 			s.stallSince.Store(time.Now().UnixNano())

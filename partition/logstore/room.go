@@ -42,3 +42,18 @@ func (c Config) Room() (Room, error) {
 // written, the table that is made of one, and as much again while tables are
 // merged.
 func (c Config) RoomNeeded() uint64 { return 4 * uint64(c.withDefaults().MemTableBytes) }
+
+const (
+	largestMemTable  = 64 << 20
+	smallestMemTable = 4 << 20
+)
+
+// fittingMemTable is the size of a memory table for the file system: log files
+// are as large, and are allocated before they are written.
+func (c Config) fittingMemTable() int64 {
+	room, err := c.Room()
+	if err != nil || room.Total/64 >= largestMemTable {
+		return largestMemTable
+	}
+	return max(int64(room.Total/64), smallestMemTable)
+}

@@ -35,6 +35,7 @@ type Store struct {
 
 	synced     atomic.Uint64 // highest counter known to be on disk
 	syncs      syncStats
+	pace       pace
 	stalls     atomic.Int64
 	stallSince atomic.Int64 // unix nanoseconds; 0 when there is none
 	stallTime  atomic.Int64
@@ -57,6 +58,12 @@ type Store struct {
 	stop    chan struct{}
 	stopped chan struct{}
 	watched chan struct{}
+
+	scrubMu   sync.Mutex
+	scrubbed  ScrubState // guarded by scrubMu
+	scrubOnce sync.Once
+	scrubStop chan struct{} // nil when there is no scrub
+	scrubDone chan struct{}
 }
 
 const closedBit = 1 << 40
@@ -187,6 +194,7 @@ func (s *Store) keep() {
 // Close ends the store. It waits for calls under way; a Pending may still be
 // waited for. After a clean close the next open accepts no torn file at all.
 func (s *Store) Close() error {
+	s.endScrub()
 	if s.users.Add(closedBit)&^(closedBit-1) != closedBit {
 		s.users.Add(-closedBit)
 		return ErrClosed

@@ -18,7 +18,7 @@ func newMem() *vfs.MemFS { return vfs.NewCrashableMem() }
 // testConfig makes tables small, so that flushes, compactions and new log files
 // happen within a few batches.
 func testConfig(fsys vfs.FS) Config {
-	return Config{Dir: "store", FS: fsys, MemTableBytes: 256 << 10, CacheBytes: 1 << 20, MinSyncInterval: -1, pause: time.Microsecond}
+	return Config{Dir: "store", FS: fsys, MemTableBytes: 256 << 10, CacheBytes: 1 << 20, MinSyncInterval: -1, pause: time.Microsecond, ScrubBytesPerSecond: -1}
 }
 
 // powerCut runs batches, cuts the power at a random moment, opens what is left
