@@ -45,6 +45,11 @@ func FuzzDecodeRows(f *testing.F) {
 		if hs, err := decodeHardState(key, row); err == nil && !bytes.Equal(encodeHardState(key, hs), row) {
 			t.Fatal("hard state")
 		}
+		if st, err := decodeScrub(key, row); err == nil {
+			if again, err := decodeScrub(key, encodeScrub(key, st)); err != nil || again != st {
+				t.Fatal("scrub")
+			}
+		}
 		if b, err := decodeBase(key, row); err == nil && !bytes.Equal(encodeBase(key, b), row) {
 			t.Fatal("base")
 		}
