@@ -122,6 +122,7 @@ type Counts struct {
 	Replaying uint64 // part of the above: dead letters that are delivered again
 	HandedOut uint64
 	Retried   uint64
+	OnDisk    uint64 // part of the above: waits on disk, not in memory
 }
 
 // Lag is how many messages are neither settled nor dead.
@@ -131,7 +132,7 @@ func (c Counts) Lag() uint64 {
 
 // Stall is one thing that waits, and why.
 type Stall struct {
-	Reason   string // IN_FLIGHT, BACKING_OFF, PARKED, DEFERRED_LIMIT, IN_FLIGHT_LIMIT, PAUSED, NO_MEMBER
+	Reason   string // IN_FLIGHT, BACKING_OFF, PARKED, DEFERRED_LIMIT, DEFERRED_KEY_LIMIT, IN_FLIGHT_LIMIT, CIRCUIT_OPEN, PAUSED, NO_MEMBER
 	OfKey    bool   // one key stalls; else the whole group
 	KeyHash  uint64
 	HasKey   bool
@@ -159,7 +160,8 @@ type GroupState struct {
 	Paused   bool
 	Position partition.Position
 	Start    partition.Offset // where it started
-	Floor    partition.Offset // first that is neither settled nor dead
+	Floor    partition.Offset // first that is neither settled, nor dead, nor in a queue on disk
+	Oldest   partition.Offset // first that is neither settled nor dead
 	Scanned  partition.Offset // first that was not looked at yet
 	Epoch    uint64           // how often it was reset
 	Counts   Counts

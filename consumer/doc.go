@@ -12,8 +12,9 @@
 //   - a token acts on its own delivery only (P6), and what it repeats is success;
 //   - after max_attempts a message is dead in the same log entry as its last
 //     failure (P7); asking again gives what is out again (P8);
-//   - memory is bounded by the policy (P11): what fails keeps its history on
-//     disk, what waits is limited, what is settled costs nothing;
+//   - memory is bounded (P11) by constants and by what the policy lets be out:
+//     what waits beyond them waits on disk, as do keys that cannot go, and the
+//     history of what failed; what is settled costs nothing;
 //   - a command touches what it names, and a turn what it hands out. Nothing
 //     walks through all that waits, but for a reset, a change of mode and a look
 //     at the counts.
@@ -38,7 +39,8 @@
 //
 // The parts, from the inside out. A group (machine_group.go) is tables and
 // queues with one rule: only the head of a key's queue is ready, and only while
-// nothing of the key is out and no dead letter parks it. Apply (machine.go,
+// nothing of the key is out and no dead letter parks it; what waits beyond what
+// memory takes is on disk (machine_queue.go, machine_shelf.go). Apply (machine.go,
 // machine_plan.go, machine_settle.go, machine_dead.go, machine_clock.go) is the
 // only thing that changes it. The hand (machine_hand.go, machine_dispatch.go) exists where the
 // partition is led; it reserves credit of those who wait, proposes plans, and

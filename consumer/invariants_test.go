@@ -143,6 +143,11 @@ func (g *group) sound(end partition.Offset, changed bool) error {
 			return fmt.Errorf("standing %d: %d counted, %d noted", s, count[s], g.count[s])
 		}
 	}
+	coldParking, coldReplaying, err := g.soundDisk()
+	if err != nil {
+		return err
+	}
+	parking, replaying = parking+coldParking, replaying+coldReplaying
 	if parking != g.parking || replaying != g.replaying-g.again {
 		return fmt.Errorf("parking %d replaying %d, noted %d %d", parking, replaying, g.parking, g.replaying)
 	}
@@ -168,7 +173,7 @@ func (g *group) sound(end partition.Offset, changed bool) error {
 	}
 	sum := g.dead + g.acked + g.skipped
 	for s := inFlight; s < standings; s++ {
-		sum += g.count[s]
+		sum += g.count[s] + g.disk[s]
 	}
 	if want := uint64(g.scanned-g.start) + g.ahead; sum != want {
 		return fmt.Errorf("counts add up to %d, not %d", sum, want)

@@ -16,6 +16,7 @@ type App struct {
 	deleted []GroupID // whose rows are still being removed
 	leading bool
 	stirred []*group // have a turn in the next Drive: those that have nothing to wait for are not among them
+	bounds  bounds
 
 	holders []int32    // scratch: a plan's members
 	writer  planWriter // scratch: of the plan that is being made
@@ -84,6 +85,8 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 		if r.finish() == "" {
 			g.leap(to)
 		}
+	case cmdWake:
+		g.wakeAll(&r)
 	case cmdReplay:
 		os := r.offsets()
 		if r.finish() == "" {
@@ -124,7 +127,7 @@ func (a *App) create(at partition.Position, h header, r *reader) any {
 	if r.finish() != "" || a.group(h.group) != nil {
 		return nil
 	}
-	g := newGroup(h.group, a.id, a.rows)
+	g := newGroup(h.group, a.id, a.rows, a.bounds)
 	g.name, g.policy, g.paused = name, policy, paused
 	g.start = min(max(start, at.Start), at.End)
 	g.scanned, g.kept = g.start, at.Start
@@ -194,7 +197,8 @@ func (g *group) endMember(name string, below uint64, charged bool) {
 	}
 }
 
-// floor is the first offset that is neither settled nor dead.
+// floor is the first offset that is neither settled, nor dead, nor in a queue on
+// disk.
 func (g *group) floor() partition.Offset {
 	f := g.scanned
 	for i := range g.entries {
@@ -213,15 +217,43 @@ func (g *group) floor() partition.Offset {
 	return f
 }
 
-// reset moves the group and returns its floor before. Every message stays
+// oldest is the first offset that is neither settled nor dead.
+func (g *group) oldest() partition.Offset {
+	f := g.floor()
+	if o, ok, err := g.oldestQueued(); ok {
+		f = min(f, o)
+	} else {
+		g.fault(err)
+	}
+	return f
+}
+
+// reset moves the group and returns what was its oldest message. Every message stays
 // counted once: what is passed over and not settled is skipped, what was settled
 // behind the new position is not scanned again yet, and what is dead stays dead,
 // wherever the group moves to.
 func (g *group) reset(at partition.Position, to partition.Offset) partition.Offset {
-	from := g.floor()
+	from := g.oldest()
 	to = min(max(to, at.Start), at.End)
 	var passed []partition.Offset // unsettled before to: skipped
 	var behind uint64             // unsettled or dead from to on: not settled
+	pass := func(o partition.Offset) {
+		if o >= to {
+			behind++
+		} else {
+			passed = append(passed, o)
+		}
+	}
+	forget := func(e *entry) {
+		if e.replayed {
+			g.dieAgain(e)
+			return
+		}
+		pass(e.offset)
+		if e.history {
+			g.rows.del(rowHistory, e.offset)
+		}
+	}
 	for i := range g.entries {
 		e := &g.entries[i]
 		if e.at == vacant {
@@ -230,17 +262,20 @@ func (g *group) reset(at partition.Position, to partition.Offset) partition.Offs
 		if e.stored {
 			g.gone = append(g.gone, e.offset)
 		}
-		switch {
-		case e.replayed:
-			g.dieAgain(e)
-			continue
-		case e.offset >= to:
-			behind++
-		default:
-			passed = append(passed, e.offset)
+		forget(e)
+	}
+	var whole []partition.Offset
+	g.eachQueued(func(o partition.Offset, ms []queuedMessage, e *entry) {
+		if e != nil {
+			whole = append(whole, o)
 		}
-		if e.history {
-			g.rows.del(rowHistory, e.offset)
+		for _, m := range ms {
+			pass(m.offset)
+		}
+	})
+	for _, o := range whole {
+		if e, ok := g.unsettledOnDisk(o); ok {
+			forget(&e)
 		}
 	}
 	dead, ahead := g.deadAgain(to)
@@ -378,6 +413,7 @@ func (g *group) unskipFrom(to partition.Offset) (n uint64) {
 // forgetEntries empties entries and queues, and builds the queues of what still
 // parks a key.
 func (g *group) forgetEntries() {
+	g.forgetQueued()
 	g.entries, g.vacancy = nil, none
 	g.touched, g.touching = nil, nil
 	g.offsets.clear()

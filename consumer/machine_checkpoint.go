@@ -13,10 +13,14 @@ const sweepRows = 10_000
 
 // NewApp restores the groups of a partition from its rows.
 func NewApp(id partition.PartitionID, rows partition.Rows) (*App, error) {
-	a := &App{id: id, rows: rows}
+	return newApp(id, rows, bounds{messages: memoryMessages, ofKey: memoryOfKey, row: rowMessages})
+}
+
+func newApp(id partition.PartitionID, rows partition.Rows, most bounds) (*App, error) {
+	a := &App{id: id, rows: rows, bounds: most}
 	var bad error
 	err := rows.Scan([]byte{rowGroup}, nil, func(k, v []byte) bool {
-		g := newGroup(GroupID(lastOffset(k)), id, rows)
+		g := newGroup(GroupID(lastOffset(k)), id, rows, most)
 		if bad = g.decode(k, v); bad != nil {
 			return false
 		}
@@ -127,7 +131,15 @@ func (g *group) checkpoint() error {
 		}
 	}
 	g.touched = g.touched[:0]
+	for _, hash := range g.soiled {
+		if k, ok := g.hashes.find(hash); ok && g.keys[k].soiled {
+			g.keys[k].soiled = false
+			g.putKey(&g.keys[k])
+		}
+	}
+	g.soiled = g.soiled[:0]
 	g.rows.Put(groupKey(rowGroup, g.id), g.encode())
+	g.shrink()
 	return nil
 }
 
@@ -139,11 +151,12 @@ func (g *group) encode() []byte {
 	b = appendBool(b, g.sweep)
 	for _, v := range []uint64{
 		uint64(g.start), uint64(g.scanned), uint64(g.kept), g.epoch, g.handOuts, uint64(g.clock),
-		g.dead, g.acked, g.skipped, g.expired, g.handedOut, g.retried, g.ahead, g.again,
+		g.dead, g.acked, g.skipped, g.expired, g.handedOut, g.retried, g.ahead, g.again, g.replaying,
+		uint64(g.leapt), g.wakes, g.timed, g.disk[failed], g.disk[ready], g.disk[deferred], g.disk[parked],
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
-	return b
+	return appendQueue(b, &g.loose)
 }
 
 func (g *group) decode(key, v []byte) error {
@@ -154,7 +167,10 @@ func (g *group) decode(key, v []byte) error {
 	g.epoch, g.handOuts, g.clock = r.uvarint(), r.uvarint(), partition.Millis(r.uvarint())
 	g.dead, g.acked, g.skipped, g.expired = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
 	g.handedOut, g.retried, g.ahead, g.again = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
-	g.replaying = g.again // the others are counted as their entries are read
+	g.replaying = r.uvarint()
+	g.leapt, g.wakes, g.timed = r.time(), r.uvarint(), r.uvarint()
+	g.disk[failed], g.disk[ready], g.disk[deferred], g.disk[parked] = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
+	g.loose = r.queue()
 	if why := r.finish(); why != "" {
 		return r.ofRow(key, why)
 	}
@@ -268,14 +284,23 @@ func (g *group) restore() error {
 	if err != nil {
 		return err
 	}
-	err = scan(rowBlocker, func(k []byte, r *reader) {
-		os := r.offsets()
-		if len(os) == 0 || !slices.IsSorted(os) {
-			r.fail("not a list of dead letters")
+	err = scan(rowBlocked, func(k []byte, r *reader) {
+		ks, err := decodeKey(k, r.b)
+		r.b = nil
+		if err != nil {
+			bad = err
 			return
 		}
-		g.keys[g.openKey(uint64(lastOffset(k)))].blockers = os
-		g.parking++
+		if len(ks.blockers) > 0 {
+			g.parking++
+		}
+		if ks.cold {
+			g.cold++
+			g.filter.add(ks.hash)
+			return
+		}
+		n := g.newKey(ks.hash)
+		g.keys[n] = ks
 	})
 	if err != nil {
 		return err
@@ -293,9 +318,6 @@ func (g *group) restore() error {
 		e.at = deferred
 		g.entries[i] = e
 		g.stand(i, at)
-		if e.replayed {
-			g.replaying++
-		}
 		if at == inFlight {
 			g.entries[i].member = g.memberOf(holder)
 			held = append(held, i)
@@ -318,6 +340,10 @@ func (g *group) restore() error {
 	}
 	for i := range g.entries {
 		g.enqueue(int32(i))
+	}
+	g.firstWake, g.wakeGone = 0, true
+	if g.broken != nil {
+		return g.broken
 	}
 	for _, i := range g.touched {
 		g.touching[i] = false

@@ -43,7 +43,7 @@ type pace struct {
 // timed tells whether there is anything whose time a step of the clock could
 // cut short or draw out.
 func (h *hand) timed() bool {
-	return len(h.timers.items) > 0 && h.g.count[inFlight]+h.g.count[failed] > 0
+	return len(h.timers.items) > 0 && h.g.count[inFlight]+h.g.count[failed] > 0 || h.g.disk[failed] > 0
 }
 
 // keepTime takes a turn of the leader's clock and tells the group's time.
@@ -99,14 +99,17 @@ func (h *hand) catchUp(now partition.Millis, cmds [][]byte) [][]byte {
 
 // wake is when the hand wants its next turn, by the leader's own clock.
 func (h *hand) wake(now partition.Millis) partition.Millis {
-	switch {
-	case len(h.timers.items) == 0:
-		return 0
-	case !h.timed():
-		// Only timers of what is settled are left.
-		return 0
+	if !h.timed() {
+		return 0 // what timers are left are those of what is settled
 	}
-	return now + min(max(partition.Millis(h.timers.items[0].rank)-h.pace.time, 1), pulse)
+	next := h.pace.time + pulse
+	if len(h.timers.items) > 0 {
+		next = min(next, partition.Millis(h.timers.items[0].rank))
+	}
+	if at, ok := h.g.nextWake(); ok && at+h.g.leapt > h.pace.time {
+		next = min(next, at+h.g.leapt) // what is overdue waits for room in memory
+	}
+	return now + min(max(next-h.pace.time, 1), pulse)
 }
 
 // leap moves the clock to a time, and all that is timed with it. It walks
@@ -129,6 +132,7 @@ func (g *group) leap(to partition.Millis) {
 		g.touch(int32(i))
 	}
 	g.clock = to
+	g.leapt += d // and with it what is timed on disk
 	if g.hand != nil {
 		g.hand.rebuild()
 	}

@@ -27,6 +27,7 @@ const (
 	cmdDiscard  command = 12
 	cmdLeap     command = 13 // of the group's clock
 	cmdForesee  command = 14 // a plan that names messages before they were applied
+	cmdWake     command = 15 // bring back what went to disk
 )
 
 // In the first byte of a settlement.
@@ -57,6 +58,25 @@ type header struct {
 // encodeLeap moves the group's clock to a time, and all that is timed with it.
 func encodeLeap(now partition.Millis, g GroupID, to partition.Millis) []byte {
 	return binary.AppendUvarint(begin(nil, cmdLeap, now, g), uint64(max(to, 0)))
+}
+
+// wake names a key, or a message without one, that wants to come back from disk:
+// when, and its first message.
+type wake struct {
+	at partition.Millis
+	o  partition.Offset
+}
+
+// encodeWake brings back what is named, and of what has no order and no time the
+// next few if loose is set.
+func encodeWake(now partition.Millis, g GroupID, loose bool, ws []wake) []byte {
+	b := appendBool(begin(nil, cmdWake, now, g), loose)
+	b = binary.AppendUvarint(b, uint64(len(ws)))
+	for _, w := range ws {
+		b = binary.AppendUvarint(b, uint64(w.at))
+		b = binary.AppendUvarint(b, uint64(w.o))
+	}
+	return b
 }
 
 // time reads a time that sums can be made with.

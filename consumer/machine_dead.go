@@ -1,11 +1,6 @@
 package consumer
 
-import (
-	"cmp"
-	"slices"
-
-	"github.com/strandmq/strandmq/partition"
-)
+import "github.com/strandmq/strandmq/partition"
 
 // die moves an entry, whose last attempt is given, to the dead letters.
 func (g *group) die(i int32, last Attempt) {
@@ -31,8 +26,12 @@ func (g *group) die(i int32, last Attempt) {
 	o, hash := e.offset, e.keyHash
 	g.rows.putDead(o, &row)
 	g.dead++
+	k := e.key
 	g.dequeue(i)
 	g.leave(i)
+	if k != none {
+		g.relieve(k)
+	}
 	if key, keyed := g.keyOf(hash); keyed && g.policy.OnExhaustion == Park {
 		g.block(key, o)
 	}
@@ -97,6 +96,7 @@ func (g *group) replay(at partition.Position, offsets []partition.Offset) (res d
 		i := g.enter(o, row.keyHash, row.size)
 		g.revive(i, &row)
 		g.enqueue(i)
+		g.settleIn(i)
 		g.unblock(row.keyHash, o)
 	}
 	return res
@@ -159,60 +159,6 @@ func (g *group) deadOfKey(hash uint64) ([]partition.Offset, error) {
 		return true
 	})
 	return os, err
-}
-
-// requeue builds all queues anew, after the mode or what parks a key changed.
-func (g *group) requeue() {
-	var live []int32
-	var blockers []partition.Offset
-	for i := range g.entries {
-		if g.entries[i].at != vacant {
-			live = append(live, int32(i))
-		}
-	}
-	slices.SortFunc(live, func(a, b int32) int {
-		return cmp.Compare(g.entries[a].offset, g.entries[b].offset)
-	})
-	for i := range g.keys {
-		if ks := &g.keys[i]; len(ks.blockers) > 0 {
-			blockers = append(blockers, ks.blockers...)
-			ks.blockers = nil
-			g.rows.putBlockers(ks)
-		}
-	}
-	slices.Sort(blockers)
-	g.keys, g.keyGap, g.parking = nil, nil, 0
-	g.hashes.clear()
-	if g.policy.OnExhaustion == Park && g.policy.Mode != NoOrder {
-		for _, o := range blockers {
-			row, ok, err := g.rows.dead(o)
-			g.fault(err)
-			if ok && !row.replaying {
-				key, _ := g.keyOf(row.keyHash)
-				g.block(key, o)
-			}
-		}
-	}
-	// First what is out, so that nothing before it takes its key for free.
-	for _, i := range live {
-		e := &g.entries[i]
-		e.key, e.next = none, none
-		if hash, keyed := g.keyOf(e.keyHash); keyed && e.at == inFlight {
-			g.keys[g.openKey(hash)].inFlight++
-		}
-	}
-	for _, i := range live {
-		switch g.entries[i].at {
-		case ready, parked:
-			g.stand(i, deferred)
-		default:
-		}
-		g.enqueue(i)
-	}
-	if g.hand != nil {
-		g.hand.reserved.clear() // by the keys of the mode before
-		g.hand.rebuild()
-	}
 }
 
 // fault keeps the first error of a row that cannot be read: Apply returns it

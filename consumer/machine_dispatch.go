@@ -23,6 +23,7 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 	at := h.keepTime(now)
 	cmds = h.catchUp(now, cmds)
 	cmds = h.fire(at, cmds)
+	cmds = h.wakeShelf(at, cmds)
 	if len(h.open) > 0 && at-h.open[0].at > planPatience {
 		h.rewind()
 		h.rebuild()
@@ -304,8 +305,7 @@ func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
 		free := true
 		key, keyed := h.g.keyOf(hash)
 		if keyed {
-			var full bool
-			if free, full = h.g.keyFree(key, o); full || one && !free {
+			if free = h.g.keyFree(key, o); one && !free {
 				return false
 			}
 		}

@@ -74,17 +74,29 @@ type entry struct {
 	planned   bool // the leader proposed to hand it out: not replicated
 }
 
-// keyState is the queue of one key's unsettled messages, by offset, and what
-// blocks it. It exists as long as there is either.
+// keyState is one key's unsettled messages, by offset, and what blocks it: the
+// first of them in memory, the others in a queue on disk. It exists as long as
+// there is any of that.
 type keyState struct {
 	hash     uint64
 	head     int32
 	tail     int32
-	waiting  int32 // messages in the queue, handed out or not
+	waiting  int32 // messages in memory, handed out or not
 	inFlight int32
 	inserted int32              // last entry that came back into the middle; none
 	blockers []partition.Offset // dead letters that park what lies behind, sorted
+	queue    queue
+	soiled   bool // its row is to be written at the next checkpoint
+	row      bool // it may have a row
+
+	// On the shelf.
+	cold      bool
+	wants     shelfDue
+	headReady bool // its first message could go when it came there
 }
+
+// all is how many of a key's messages wait, or are out.
+func (k *keyState) all() uint64 { return uint64(k.waiting) + k.queue.n }
 
 func (k *keyState) blocked(o partition.Offset) bool {
 	return len(k.blockers) > 0 && o > k.blockers[0]

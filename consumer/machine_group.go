@@ -11,7 +11,8 @@ import (
 //
 //   - a message below scanned is in entries (unsettled), in the dead rows, or
 //     settled; one that is replayed is in entries and in the dead rows;
-//   - a key's queue holds exactly its entries, by offset;
+//   - a key's queue holds its entries, by offset, and behind them what of the key
+//     is on disk; only a key that is on the shelf has messages and no entry;
 //   - only the head of a queue is ready, and only when nothing of the key is in
 //     flight and no dead letter before it parks the key. That is P3.
 type group struct {
@@ -51,12 +52,25 @@ type group struct {
 	handedOut uint64
 	retried   uint64
 	parking   uint64 // keys that a dead letter parks
-	ended     int    // members of whom an ended session is known
+
+	// What waits on disk: machine_queue.go, machine_shelf.go.
+	bounds    bounds
+	disk      [standings]uint64
+	loose     queue            // without an order, and never handed out
+	cold      uint64           // keys on the shelf
+	wakes     uint64           // what there wants to come back
+	timed     uint64           // of that, what backs off
+	firstWake partition.Millis // the first of it, less all leaps, or before that
+	wakeGone  bool             // the first of it may be gone
+	leapt     partition.Millis // all leaps of the clock
+	filter    keyFilter
+	ended     int // members of whom an ended session is known
 
 	// What the next checkpoint writes.
 	touched  []int32 // slots whose entry changed; touching marks them
 	touching []bool
 	gone     []partition.Offset // stored entries that are no more
+	soiled   []uint64           // keys whose queue on disk changed
 	sweep    bool               // rows of earlier epochs may be left
 
 	broken error // a row that cannot be read
@@ -64,17 +78,22 @@ type group struct {
 	shared *sharedClock
 }
 
-func newGroup(id GroupID, part partition.PartitionID, rows partition.Rows) *group {
+func newGroup(id GroupID, part partition.PartitionID, rows partition.Rows, most bounds) *group {
 	return &group{
 		id: id, part: part, rows: rowsOf{rows, id},
-		vacancy: none, names: make(map[string]int32), crowd: crowd, shared: &sharedClock{},
+		vacancy: none, names: make(map[string]int32), crowd: crowd, shared: &sharedClock{}, bounds: most,
 	}
 }
 
-// waiting counts what is held in memory without being handed out: what
-// max_deferred bounds.
+// waiting counts what was scanned and is not handed out, in memory and on disk:
+// what max_deferred bounds.
 func (g *group) waiting() uint64 {
-	return g.count[failed] + g.count[ready] + g.count[deferred] + g.count[parked] + g.parking - (g.replaying - g.again)
+	return uint64(g.inMemory()) + g.onDisk() + g.parking - (g.replaying - g.again)
+}
+
+// onDisk counts what waits on disk.
+func (g *group) onDisk() uint64 {
+	return g.disk[failed] + g.disk[ready] + g.disk[deferred] + g.disk[parked]
 }
 
 // room tells whether one more message may wait.
@@ -158,8 +177,9 @@ func (g *group) enqueue(i int32) {
 		}
 		return
 	}
-	k := g.openKey(hash)
+	k := g.openKey(hash) // which can bring others of the key into memory
 	ks := &g.keys[k]
+	e = &g.entries[i]
 	e.key = k
 	ks.waiting++
 	if e.at == deferred && ks.blocked(e.offset) {
@@ -238,7 +258,21 @@ func (g *group) openKey(hash uint64) int32 {
 	if k, ok := g.hashes.find(hash); ok {
 		return k
 	}
-	var k int32
+	if k, ok := g.unshelve(hash); ok {
+		return k
+	}
+	return g.newKey(hash)
+}
+
+// findKey finds a key, on the shelf too.
+func (g *group) findKey(hash uint64) (int32, bool) {
+	if k, ok := g.hashes.find(hash); ok {
+		return k, true
+	}
+	return g.unshelve(hash)
+}
+
+func (g *group) newKey(hash uint64) (k int32) {
 	if n := len(g.keyGap); n > 0 {
 		k = g.keyGap[n-1]
 		g.keyGap = g.keyGap[:n-1]
@@ -251,16 +285,35 @@ func (g *group) openKey(hash uint64) int32 {
 	return k
 }
 
+// forgetKey takes a key out of memory.
+func (g *group) forgetKey(k int32) {
+	g.hashes.del(g.keys[k].hash)
+	g.keys[k] = keyState{head: none, tail: none, inserted: none}
+	g.keyGap = append(g.keyGap, k)
+}
+
+// soil notes that a key's row is to be written.
+func (g *group) soil(k int32) {
+	if ks := &g.keys[k]; !ks.soiled {
+		ks.soiled = true
+		g.soiled = append(g.soiled, ks.hash)
+	}
+}
+
 // refresh sets the head of a queue ready if it may go, and forgets a key that
 // has nothing left.
 func (g *group) refresh(k int32) {
 	ks := &g.keys[k]
 	h := ks.head
 	if h == none {
-		if len(ks.blockers) == 0 {
-			g.hashes.del(ks.hash)
-			g.keys[k] = keyState{head: none, tail: none, inserted: none}
-			g.keyGap = append(g.keyGap, k)
+		switch {
+		case ks.queue.n > 0:
+			g.fill(k)
+		case len(ks.blockers) == 0:
+			if ks.row {
+				g.rows.Delete(g.rows.keyRow(ks.hash))
+			}
+			g.forgetKey(k)
 		}
 		return
 	}
@@ -295,6 +348,7 @@ func (g *group) repark(k int32) {
 		default:
 		}
 	}
+	g.recount(ks)
 	g.refresh(k)
 }
 
@@ -310,8 +364,9 @@ func (g *group) block(hash uint64, o partition.Offset) {
 		g.parking++
 	}
 	ks.blockers = slices.Insert(ks.blockers, n, o)
-	g.rows.putBlockers(ks)
+	g.soil(k)
 	g.repark(k)
+	g.relieve(k)
 }
 
 // unblock lets a key flow past what is no longer a dead letter.
@@ -320,21 +375,23 @@ func (g *group) unblock(hash uint64, o partition.Offset) {
 	if !keyed {
 		return
 	}
-	k, ok := g.hashes.find(hash)
+	k, ok := g.findKey(hash)
 	if !ok {
 		return
 	}
 	ks := &g.keys[k]
 	n, found := slices.BinarySearch(ks.blockers, o)
 	if !found {
+		g.relieve(k)
 		return
 	}
 	ks.blockers = slices.Delete(ks.blockers, n, n+1)
 	if len(ks.blockers) == 0 {
 		g.parking--
 	}
-	g.rows.putBlockers(ks)
+	g.soil(k)
 	g.repark(k)
+	g.relieve(k)
 }
 
 // mayGo tells whether an entry can be handed out at the group's present time.
@@ -435,8 +492,12 @@ func (g *group) acknowledge(i int32) {
 		g.replaying--
 	}
 	g.acked++
+	k := e.key
 	g.dequeue(i)
 	g.leave(i)
+	if k != none {
+		g.relieve(k)
+	}
 }
 
 // release gives a message back uncharged.
@@ -444,6 +505,7 @@ func (g *group) release(i int32) {
 	g.endHandOut(i, byRelease)
 	g.entries[i].attempts--
 	g.wait(i)
+	g.settleIn(i)
 }
 
 // wait lets a deferred entry that is in its queue stand where it belongs.
@@ -486,6 +548,7 @@ func (g *group) fail(i int32, how ending, reason string, delay partition.Millis)
 	} else {
 		g.refresh(e.key)
 	}
+	g.settleIn(i)
 	return false
 }
 

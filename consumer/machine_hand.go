@@ -89,6 +89,7 @@ type hand struct {
 	pending  int              // messages in open plans that will wait
 	untried  int              // waiters that have to be told that all was tried
 	stint    int              // how many neighbours one waiter gets in its turn
+	waking   partition.Millis // when it was proposed to bring something back from disk; 0: nothing is on its way
 	behind   bool             // a plan was void in part: look again at what follows
 	writer   *planWriter      // of the App
 	stirred  bool             // among the App's
@@ -216,7 +217,7 @@ func (h *hand) rewind() {
 	h.open = nil
 	h.reserved.clear()
 	h.next, h.behind = h.g.scanned, false
-	h.planned, h.pending = 0, 0
+	h.planned, h.pending, h.waking = 0, 0, 0
 	for i := range h.g.entries {
 		h.g.entries[i].planned = false
 	}

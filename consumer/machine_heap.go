@@ -11,6 +11,12 @@ type due struct {
 	slot   int32
 }
 
+// before orders what is due at one time by offset, so that the order of what is
+// proposed follows from the state.
+func (d due) before(o due) bool {
+	return d.rank < o.rank || d.rank == o.rank && d.offset < o.offset
+}
+
 // heap is a binary heap of what is due, least first. Items are not removed when
 // they cease to hold: whoever takes one out checks it, and prune drops the
 // others once they outnumber those that hold. So a hand-out that is settled in
@@ -22,7 +28,7 @@ func (h *heap) push(d due) {
 	i := len(h.items) - 1
 	for i > 0 {
 		p := (i - 1) / 2
-		if h.items[p].rank <= d.rank {
+		if !d.before(h.items[p]) {
 			break
 		}
 		h.items[i] = h.items[p]
@@ -49,10 +55,10 @@ func (h *heap) down(i int, d due) {
 		if c >= n {
 			break
 		}
-		if c+1 < n && h.items[c+1].rank < h.items[c].rank {
+		if c+1 < n && h.items[c+1].before(h.items[c]) {
 			c++
 		}
-		if d.rank <= h.items[c].rank {
+		if !h.items[c].before(d) {
 			break
 		}
 		h.items[i] = h.items[c]

@@ -139,10 +139,7 @@ func (g *group) scan(o partition.Offset, hash uint64, size uint32, w uint64, who
 	}
 	free := true
 	if key, keyed := g.keyOf(hash); keyed {
-		var full bool
-		if free, full = g.keyFree(key, o); full {
-			return false
-		}
+		free = g.keyFree(key, o)
 	}
 	m := none
 	if free && w > 0 {
@@ -154,6 +151,9 @@ func (g *group) scan(o partition.Offset, hash uint64, size uint32, w uint64, who
 		return false
 	}
 	g.scanned = o + 1
+	if m == none && !dead && g.queued(queuedMessage{o, hash, size}) {
+		return true
+	}
 	i := g.enter(o, hash, size)
 	if dead {
 		g.again--
@@ -161,6 +161,7 @@ func (g *group) scan(o partition.Offset, hash uint64, size uint32, w uint64, who
 	}
 	if m == none {
 		g.enqueue(i)
+		g.settleIn(i)
 		return true
 	}
 	if key, keyed := g.keyOf(hash); keyed {
@@ -175,15 +176,43 @@ func (g *group) scan(o partition.Offset, hash uint64, size uint32, w uint64, who
 }
 
 // keyFree tells whether a message that the scan comes to can go at once, as far
-// as its key is concerned, and whether as many of the key wait as may. A dead
-// letter does not hold up what stands before it.
-func (g *group) keyFree(key uint64, o partition.Offset) (free, full bool) {
+// as its key is concerned. A dead letter does not hold up what stands before it.
+func (g *group) keyFree(key uint64, o partition.Offset) bool {
 	k, ok := g.hashes.find(key)
 	if !ok {
-		return true, false
+		ks, cold := g.onShelf(key)
+		return !cold || ks.queue.n == 0 && !ks.blocked(o)
 	}
 	ks := &g.keys[k]
-	return ks.waiting == 0 && !ks.blocked(o), ks.waiting-ks.inFlight >= int32(g.policy.MaxDeferredKey)
+	return ks.waiting == 0 && !ks.blocked(o)
+}
+
+// queued puts a message that the scan comes to into its key's queue on disk,
+// where that has begun or has to.
+func (g *group) queued(m queuedMessage) bool {
+	key, keyed := g.keyOf(m.hash)
+	if !keyed {
+		return false
+	}
+	k, ok := g.hashes.find(key)
+	if !ok {
+		ks, cold := g.onShelf(key)
+		if !cold || ks.queue.n == 0 && !ks.blocked(m.offset) {
+			return false
+		}
+		g.push(&ks.queue, key, m)
+		g.countIn(&ks, m.offset, false)
+		g.putKey(&ks)
+		return true
+	}
+	ks := &g.keys[k]
+	if ks.queue.n == 0 && (ks.waiting == 0 || ks.waiting < g.bounds.ofKey && g.inMemory() < g.bounds.messages) {
+		return false
+	}
+	g.push(&ks.queue, key, m)
+	g.countIn(ks, m.offset, false)
+	g.soil(k)
+	return true
 }
 
 // known is what is known of a message that the scan comes to: it is a dead

@@ -33,6 +33,7 @@ func (g *group) needs() partition.Offset {
 			f = e.offset
 		}
 	}
+	f = min(f, g.needsOnDisk(f))
 	if f == g.scanned {
 		for left := g.ahead + g.again; left > 0; left-- {
 			if _, dead, passed := g.known(f); !dead && !passed {
@@ -42,6 +43,31 @@ func (g *group) needs() partition.Offset {
 		}
 	}
 	return f
+}
+
+// needsOnDisk is the first message on disk before an offset that was not dead
+// before; else the offset.
+func (g *group) needsOnDisk(f partition.Offset) partition.Offset {
+	if g.onDisk() == 0 {
+		return f
+	}
+	first := f
+	g.fault(g.rows.Scan(g.rows.prefix(rowQueue), nil, func(k, v []byte) bool {
+		if lastOffset(k) >= f {
+			return false
+		}
+		r, err := decodeQueueRow(k, v)
+		if err == nil && r.kind == queueWhole {
+			var e entry
+			if e, err = g.entryOf(k, r); err == nil && e.replayed {
+				return true
+			}
+		}
+		g.fault(err)
+		first = lastOffset(k)
+		return false
+	}))
+	return first
 }
 
 // Keeps implements partition.Trimmer.
@@ -145,6 +171,8 @@ func (g *group) expire(to partition.Offset, t partition.TrimTo) {
 	case t.Why == partition.ByAge:
 		why = lossByAge
 	}
+	var on losses
+	g.expireQueued(to, &on)
 	var lost []partition.Offset
 	for i := range g.entries {
 		if e := &g.entries[i]; e.at != vacant && !e.replayed && e.offset < to {
@@ -157,11 +185,11 @@ func (g *group) expire(to partition.Offset, t partition.TrimTo) {
 			g.lose(i)
 		}
 	}
-	n := uint64(len(lost))
-	l := loss{cause: why, from: t.Now, until: t.Now}
-	if n > 0 {
-		l.first, l.last = lost[0], lost[len(lost)-1]
+	for _, o := range lost {
+		on.add(o)
 	}
+	n := on.n
+	l := loss{first: on.first, last: on.last, cause: why, from: t.Now, until: t.Now}
 	if g.scanned < to {
 		from := g.scanned
 		unseen := g.expireUnseen(to)
@@ -221,6 +249,7 @@ func (g *group) expireUnseen(to partition.Offset) uint64 {
 		i := g.enter(o, row.keyHash, row.size)
 		g.revive(i, &row)
 		g.enqueue(i)
+		g.settleIn(i)
 	}
 	return n
 }

@@ -17,7 +17,9 @@ import (
 //	'r' group 'c' offset                   a copy of its message, which the log does not keep any more
 //	'r' group 'i' id hash, offset          the same, found by its message id
 //	'r' group 'l'                          what retention took, and how much is copied
-//	'r' group 'b' key hash                 the dead letters that park a key
+//	'r' group 'b' key hash                 what parks a key, and its queue on disk
+//	'r' group 'q' first offset             messages of a queue on disk
+//	'r' group 'w' time, first offset       a key, or a message of none, that wants to come back to memory
 //	'r' group 'x' epoch, offset            acked, but not by its first hand-out
 //	'r' group 's' last offset              a run of messages that were skipped
 //	'r' group 'm' member                   sessions that ended
@@ -37,7 +39,9 @@ const (
 	rowCopy    byte = 'c'
 	rowCopyID  byte = 'i'
 	rowKeeping byte = 'l'
-	rowBlocker byte = 'b'
+	rowBlocked byte = 'b'
+	rowQueue   byte = 'q'
+	rowWake    byte = 'w'
 	rowSettled byte = 'x'
 	rowSkipped byte = 's'
 	rowMember  byte = 'm'
@@ -165,21 +169,6 @@ func (r rowsOf) putMember(m *member) {
 }
 
 func (r rowsOf) dropMember(name string) { r.Delete(r.memberKey(name)) }
-
-// What parks a key.
-
-func (r rowsOf) putBlockers(k *keyState) {
-	key := binary.BigEndian.AppendUint64(r.prefix(rowBlocker), k.hash)
-	if len(k.blockers) == 0 {
-		r.Delete(key)
-		return
-	}
-	v := binary.AppendUvarint(nil, uint64(len(k.blockers)))
-	for _, o := range k.blockers {
-		v = binary.AppendUvarint(v, uint64(o))
-	}
-	r.Put(key, v)
-}
 
 // Attempts.
 

@@ -33,20 +33,8 @@ func (g *group) settle(t Token, a Action, delay partition.Millis, reason []byte)
 	if !ok {
 		return g.settleAgain(t, a)
 	}
-	e := &g.entries[i]
-	if e.handOut != t.HandOut {
-		if t.HandOut > g.handOuts {
-			return stale("this hand-out never took effect")
-		}
-		return stale("the message was handed out again since")
-	}
-	if e.at != inFlight {
-		// The hand-out ended. The same answer again changes nothing and is no
-		// error: its first reply may have been lost.
-		if a == Nack && e.last == byNack || a == Release && e.last == byRelease {
-			return SettleResult{}
-		}
-		return stale(ended(e.last))
+	if e := &g.entries[i]; e.handOut != t.HandOut || e.ordinal != t.Ordinal || e.at != inFlight {
+		return g.settleEnded(e, t, a)
 	}
 	switch a {
 	case Ack:
@@ -64,6 +52,22 @@ func (g *group) settle(t Token, a Action, delay partition.Millis, reason []byte)
 		return SettleResult{}
 	default:
 		return SettleResult{Err: &ErrBadSettlement{Field: "action", Why: "unknown"}}
+	}
+}
+
+// settleEnded answers for an unsettled message by a token that is not current.
+func (g *group) settleEnded(e *entry, t Token, a Action) SettleResult {
+	switch {
+	case t.HandOut > g.handOuts:
+		return stale("this hand-out never took effect")
+	case e.handOut != t.HandOut || e.at == inFlight:
+		return stale("the message was handed out again since")
+	case a == Nack && e.last == byNack || a == Release && e.last == byRelease:
+		// The hand-out ended. The same answer again changes nothing and is no
+		// error: its first reply may have been lost.
+		return SettleResult{}
+	default:
+		return stale(ended(e.last))
 	}
 }
 
@@ -90,6 +94,9 @@ func ended(how ending) string {
 func (g *group) settleAgain(t Token, a Action) SettleResult {
 	if t.Offset >= g.scanned || t.Offset < g.start {
 		return stale("the message is not handed out")
+	}
+	if e, ok := g.unsettledOnDisk(t.Offset); ok {
+		return g.settleEnded(&e, t, a)
 	}
 	row, dead, err := g.rows.dead(t.Offset)
 	g.fault(err)

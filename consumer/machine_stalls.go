@@ -25,6 +25,9 @@ func (g *group) firstWaiting() partition.Offset {
 			f = e.offset
 		}
 	}
+	if o, ok, err := g.oldestQueued(); err == nil && ok {
+		f = min(f, o)
+	}
 	return f
 }
 

@@ -15,12 +15,12 @@ func (g *group) state(at partition.Position, now partition.Millis) GroupState {
 	count := g.tally(now)
 	s := GroupState{
 		Name: g.name, Policy: g.policy, Paused: g.paused, Position: at,
-		Start: g.start, Floor: g.floor(), Scanned: g.scanned, Epoch: g.epoch,
+		Start: g.start, Floor: g.floor(), Oldest: g.oldest(), Scanned: g.scanned, Epoch: g.epoch,
 		Counts: Counts{
 			Ready: count[ready], Blocked: count[deferred], InFlight: count[inFlight],
 			BackingOff: count[failed], Parked: count[parked],
 			Dead: g.dead, Acked: g.acked, Skipped: g.skipped, Expired: g.expired, Replaying: g.replaying,
-			HandedOut: g.handedOut, Retried: g.retried,
+			HandedOut: g.handedOut, Retried: g.retried, OnDisk: g.onDisk(),
 		},
 	}
 	s.Counts.NotScanned = g.unseen(at)
@@ -38,10 +38,16 @@ func (g *group) state(at partition.Position, now partition.Millis) GroupState {
 // of a backoff is no log entry, so the group's own counts do not know of it.
 func (g *group) tally(now partition.Millis) [standings]uint64 {
 	count := g.count
+	for s := range count {
+		count[s] += g.disk[s]
+	}
 	if count[failed] == 0 {
 		return count
 	}
 	t := g.time(now)
+	if g.disk[failed] > 0 {
+		g.tallyDisk(t, &count)
+	}
 	for i := range g.entries {
 		if g.entries[i].at == failed {
 			count[failed]--
@@ -77,14 +83,13 @@ func (g *group) unseen(at partition.Position) uint64 {
 	return uint64(at.End-g.scanned) - g.ahead
 }
 
-// stalls says what waits and why: first what holds the whole group, keys at
-// their limit among it, then the other keys, the oldest first.
+// stalls says what waits and why: first what holds the whole group, then keys
+// beyond their alarm, then the other keys, the oldest first.
 func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	var all []Stall
 	p := &g.policy
 	t := g.time(now)
-	lag := g.count[ready] + g.count[deferred] + g.count[failed] + g.count[parked]
-	lag += g.unseen(at)
+	lag := uint64(g.inMemory()) + g.onDisk() + g.unseen(at)
 	whole := func(reason string, from partition.Offset, text string) {
 		all = append(all, Stall{Reason: reason, Offset: from, Waiting: lag, Text: text})
 	}
@@ -113,33 +118,28 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 			}
 		}
 		e := &g.entries[h]
-		s := Stall{OfKey: true, KeyHash: e.keyHash, Offset: e.offset, Attempts: e.attempts, Waiting: uint64(ks.waiting - 1)}
-		full := at.End > g.scanned && uint64(ks.waiting-ks.inFlight) >= uint64(p.MaxDeferredKey)
+		s := Stall{OfKey: true, KeyHash: e.keyHash, Offset: e.offset, Attempts: e.attempts, Waiting: ks.all() - 1}
 		switch {
 		case ks.blocked(e.offset) && e.at != inFlight:
-			s.Reason, s.Offset, s.Waiting = "PARKED", ks.blockers[0], uint64(ks.waiting)
+			s.Reason, s.Offset, s.Waiting = "PARKED", ks.blockers[0], ks.all()
 			s.Text = "the key waits behind its dead letter: replay or discard it"
 			if row, dead, err := g.rows.dead(s.Offset); err == nil && dead {
 				s.Attempts = row.attempts
 			}
-		case e.at == inFlight && ks.waiting > 1:
+		case e.at == inFlight && ks.all() > 1:
 			s.Reason, s.Until, s.Member = "IN_FLIGHT", g.shown(e.until), g.members[e.member].name
 			s.Text = "the key waits for the delivery that is out"
 		case e.at == failed && e.until > t:
 			s.Reason, s.Until = "BACKING_OFF", g.shown(e.until)
 			s.Text = "the message failed and waits for its next attempt"
-		case full:
+		case g.alarmed(ks):
 			s.Text = "the key's next message can go"
 		default:
 			continue
 		}
-		if full {
-			s.Reason = "DEFERRED_LIMIT"
-			s.Text = fmt.Sprintf("%d messages of this key wait, and the group's max_deferred_key is %d: the group looks no further until the key flows; %s",
-				ks.waiting-ks.inFlight, p.MaxDeferredKey, s.Text)
-		}
-		heads = append(heads, s)
+		heads = append(heads, g.alarm(ks, s))
 	}
+	heads = append(heads, g.coldStalls(t)...)
 	if p.Mode == NoOrder && g.count[failed] > 0 {
 		for i := range g.entries {
 			if e := &g.entries[i]; e.at == failed && e.until > t {
@@ -151,9 +151,8 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 		}
 	}
 	slices.SortFunc(heads, func(a, b Stall) int {
-		if (a.Reason == "DEFERRED_LIMIT") != (b.Reason == "DEFERRED_LIMIT") {
-			// What holds the whole group is never cut off below.
-			if a.Reason == "DEFERRED_LIMIT" {
+		if (a.Reason == keyAlarm) != (b.Reason == keyAlarm) {
+			if a.Reason == keyAlarm { // never cut off below
 				return -1
 			}
 			return 1
@@ -164,14 +163,66 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	return all[:min(len(all), maxStalls)]
 }
 
-// keyFull tells whether behind some key no more may wait.
-func (g *group) keyFull() bool {
-	for i := range g.keys {
-		if ks := &g.keys[i]; ks.waiting-ks.inFlight >= int32(g.policy.MaxDeferredKey) {
-			return true
-		}
+// keyAlarm is the reason of a key behind which more waits than max_deferred_key.
+const keyAlarm = "DEFERRED_KEY_LIMIT"
+
+// alarmed tells whether so many messages of a key wait that it is worth an alarm.
+func (g *group) alarmed(ks *keyState) bool {
+	return ks.all()-uint64(ks.inFlight) >= uint64(g.policy.MaxDeferredKey)
+}
+
+// alarm makes a key's stall one, if it is.
+func (g *group) alarm(ks *keyState, s Stall) Stall {
+	if g.alarmed(ks) {
+		s.Reason = keyAlarm
+		s.Text = fmt.Sprintf("%d messages of this key wait, and the group's max_deferred_key is %d: an alarm, the other keys flow; %s",
+			ks.all()-uint64(ks.inFlight), g.policy.MaxDeferredKey, s.Text)
 	}
-	return false
+	return s
+}
+
+// coldStalls tells of keys on the shelf, those with the oldest messages.
+func (g *group) coldStalls(t partition.Millis) (ss []Stall) {
+	if g.cold == 0 {
+		return nil
+	}
+	var hashes []uint64
+	rows := 0
+	g.fault(g.rows.Scan(g.rows.prefix(rowQueue), nil, func(k, v []byte) bool {
+		if r, err := decodeQueueRow(k, v); err == nil && !slices.Contains(hashes, r.key) {
+			hashes = append(hashes, r.key)
+		}
+		rows++
+		return len(hashes) < maxStalls && rows < shelfSeen
+	}))
+	for _, hash := range hashes {
+		ks, ok := g.onShelf(hash)
+		if !ok || ks.queue.n == 0 {
+			continue
+		}
+		s := Stall{OfKey: true, KeyHash: hash, Offset: ks.queue.first, Waiting: ks.queue.n - 1}
+		e, whole := g.unsettledOnDisk(s.Offset)
+		if whole {
+			s.KeyHash, s.Attempts = e.keyHash, e.attempts
+		}
+		switch {
+		case ks.blocked(s.Offset):
+			s.Reason, s.Offset, s.Waiting = "PARKED", ks.blockers[0], ks.queue.n
+			s.Text = "the key waits behind its dead letter: replay or discard it"
+			if row, dead, err := g.rows.dead(s.Offset); err == nil && dead {
+				s.Attempts = row.attempts
+			}
+		case whole && e.at == failed && e.until > t:
+			s.Reason, s.Until = "BACKING_OFF", g.shown(e.until)
+			s.Text = "the message failed and waits for its next attempt"
+		case g.alarmed(&ks):
+			s.Text = "the key's next message can go"
+		default:
+			continue
+		}
+		ss = append(ss, g.alarm(&ks, s))
+	}
+	return ss
 }
 
 // whyIdle says in words why a member got nothing.
@@ -192,8 +243,6 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis) string {
 		return "one message of the partition is out, and the group takes one at a time"
 	case g.policy.Mode == ByPartition && c[failed] > 0:
 		return "the partition's next message failed and waits for its next attempt"
-	case unseen > 0 && g.keyFull():
-		return fmt.Sprintf("a key has as many messages waiting as the group's max_deferred_key lets, %d: the group looks no further until the key flows", g.policy.MaxDeferredKey)
 	case c[ready]+unseen > 0:
 		return fmt.Sprintf("%d messages can go, but not to this member: they belong to another member's share, or it holds all that it may", c[ready]+unseen)
 	case behind > 0:
@@ -206,13 +255,17 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis) string {
 	}
 }
 
-// where tells where one message stands.
-func (g *group) where(o partition.Offset, now partition.Millis) MessageInGroup {
+// where tells where one message, of a key hash, stands.
+func (g *group) where(o partition.Offset, hash uint64, now partition.Millis) MessageInGroup {
 	res := MessageInGroup{Group: g.id, Name: g.name}
-	if i, ok := g.offsets.find(uint64(o)); ok {
-		e, t := &g.entries[i], g.time(now)
+	t := g.time(now)
+	if e, at, ok := g.lookup(o, hash, t); ok {
 		res.Attempts = e.attempts
-		switch g.standing(i, t) {
+		var ks *keyState
+		if key, keyed := g.keyOf(hash); keyed {
+			ks = g.keyAnywhere(key)
+		}
+		switch at {
 		case inFlight:
 			res.State = "in-flight"
 			res.Detail = fmt.Sprintf("held by %s, for %d ms more", g.members[e.member].name, max(e.until-t, 0))
@@ -221,11 +274,11 @@ func (g *group) where(o partition.Offset, now partition.Millis) MessageInGroup {
 		case ready:
 			res.State = "ready"
 		case parked:
-			res.State, res.Detail = "parked", fmt.Sprintf("behind the dead letter at offset %d", g.keys[e.key].blockers[0])
+			res.State, res.Detail = "parked", fmt.Sprintf("behind the dead letter at offset %d", ks.blockers[0])
 		default:
 			res.State = "blocked"
-			if h := g.keys[e.key].head; h != i {
-				res.Detail = fmt.Sprintf("behind offset %d of its key", g.entries[h].offset)
+			if h := g.headOf(ks); h != o {
+				res.Detail = fmt.Sprintf("behind offset %d of its key", h)
 			} else {
 				res.Detail = "another delivery of its key is out"
 			}

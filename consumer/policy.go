@@ -99,8 +99,8 @@ type Policy struct {
 	MaxInFlightPartition uint32           // most deliveries out in a partition; memory: ~200 B each
 	OnExhaustion         Exhaustion
 	AtMostOnce           bool   // the hand-out settles; nothing is retried
-	MaxDeferred          uint32 // most messages that wait in a partition; memory: ~150 B each
-	MaxDeferredKey       uint32 // most messages that wait behind one key
+	MaxDeferred          uint32 // most messages that wait in a partition, nearly all of them on disk
+	MaxDeferredKey       uint32 // so many that wait behind one key are an alarm
 	Retention            Retention
 	HoldBytes            uint64           // hold: most bytes of a partition kept beyond the topic's limits; 0: any number
 	HoldAge              partition.Millis // hold: the oldest message that is kept for the group; 0: of any age
@@ -118,7 +118,7 @@ func Default() Policy {
 		MaxInFlightMember:    1_000,
 		MaxInFlightPartition: 10_000,
 		OnExhaustion:         Skip,
-		MaxDeferred:          100_000,
+		MaxDeferred:          2_000_000,
 		MaxDeferredKey:       10_000,
 		Retention:            Expire,
 		HoldBytes:            DefaultHoldBytes,

@@ -28,13 +28,20 @@ func drawPolicy(t *rapid.T) Policy {
 	return p
 }
 
+// drawBounds makes memory small enough, mostly, that messages go to disk.
+func drawBounds(t *rapid.T) bounds {
+	return rapid.SampledFrom([]bounds{
+		{messages: 3, ofKey: 1, row: 2}, {messages: 1, ofKey: 1, row: 1}, {messages: 6, ofKey: 2, row: 3}, {messages: memoryMessages, ofKey: 2, row: 3}, {},
+	}).Draw(t, "memory")
+}
+
 // step is one thing that members, operators or time do to a world.
 type step func(w *world, s *Shell, got *[]Delivery)
 
 func drawStep(t *rapid.T, changed *bool) step {
 	ctx := context.Background()
 	member := rapid.SampledFrom([]string{"A", "B", "C"})
-	switch rapid.IntRange(0, 15).Draw(t, "step") {
+	switch rapid.IntRange(0, 16).Draw(t, "step") {
 	case 0, 1:
 		keys := rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c", "d", "-"}), 1, 6).Draw(t, "keys")
 		return func(w *world, s *Shell, got *[]Delivery) { w.publish(1, keys...) }
@@ -87,6 +94,17 @@ func drawStep(t *rapid.T, changed *bool) step {
 				_, _, _ = s.Replay(ctx, 1, 1, sel)
 			}
 		}
+	case 15:
+		to := rapid.Uint64Range(0, 40).Draw(t, "trim")
+		return func(w *world, s *Shell, got *[]Delivery) {
+			w.mu.Lock()
+			defer w.mu.Unlock()
+			p := w.parts[1]
+			if _, err := p.trim(partition.TrimTo{To: partition.Offset(to), Now: w.now}); err != nil {
+				panic(err)
+			}
+			w.turn(p)
+		}
 	case 14:
 		to := rapid.Uint64Range(0, 60).Draw(t, "to")
 		return func(w *world, s *Shell, got *[]Delivery) { _, _ = s.Reset(ctx, 1, 1, partition.Offset(to)) }
@@ -119,7 +137,8 @@ func drawStep(t *rapid.T, changed *bool) step {
 // and in rows, and every step leaves it sound.
 func TestRestartAnywhere(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		plain, killed := newWorld(1), newWorld(1)
+		most := drawBounds(t)
+		plain, killed := newWorldOf(1, most), newWorldOf(1, most)
 		p, k := plain.shell(), killed.shell()
 		spec := GroupSpec{ID: 1, Name: "G", Policy: drawPolicy(t)}
 		for _, s := range []*Shell{p, k} {
@@ -218,7 +237,7 @@ func (y *tally) Ended(_ partition.PartitionID, why error) {
 // reservation comes back, and nothing gets stuck.
 func TestSlowLog(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(1)
+		w := newWorldOf(1, drawBounds(t))
 		p := w.parts[1]
 		policy := drawPolicy(t)
 		p.apply(encodeCreate(w.now, GroupSpec{ID: 1, Name: "G", Policy: policy}))

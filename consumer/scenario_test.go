@@ -78,7 +78,7 @@ func (s *scenario) check() error {
 // checkpoint made now, with the running one.
 func (p *memPart) replayed() string {
 	rows := p.rows.crash()
-	again, err := NewApp(p.id, rows)
+	again, err := newApp(p.id, rows, p.bounds)
 	if err != nil {
 		return err.Error()
 	}
@@ -93,7 +93,7 @@ func (p *memPart) replayed() string {
 	if err := again.Checkpoint(); err != nil {
 		return err.Error()
 	}
-	restored, err := NewApp(p.id, rows)
+	restored, err := newApp(p.id, rows, p.bounds)
 	if err != nil {
 		return err.Error()
 	}

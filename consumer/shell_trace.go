@@ -25,6 +25,10 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 	t := newTracer(o)
 	var life Life
 	var until partition.Index
+	msgs, err := s.host.ReadAt(pid, []partition.Offset{o})
+	if err != nil {
+		return Life{}, err
+	}
 	var bad error
 	now := s.Now()
 	err = s.host.View(ctx, pid, func(app partition.App, at partition.Position) {
@@ -37,7 +41,7 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 			p, err := g.past(o)
 			bad = errors.Join(bad, err)
 			t.know(g.id, p)
-			life.States = append(life.States, g.where(o, now))
+			life.States = append(life.States, g.where(o, msgs[0].Record.KeyHash, now))
 		}
 	})
 	if err = errors.Join(err, bad); err != nil {

@@ -32,10 +32,11 @@ func (s twinSeen) String() string {
 		s.at, s.e.handOut, s.member, s.e.session, s.e.attempts, s.e.ordinal, s.e.until, s.dead, s.replaying)
 }
 
-func (w *twinWorld) see(g *group, o partition.Offset) twinSeen {
+func (w *twinWorld) see(g *group, m *twinMsg) twinSeen {
 	var s twinSeen
-	if i, ok := g.offsets.find(uint64(o)); ok {
-		s.unsettled, s.e, s.at = true, g.entries[i], g.entries[i].at
+	o := m.off
+	if e, at, ok := g.lookup(o, m.key, -1); ok {
+		s.unsettled, s.e, s.at = true, e, at
 		if s.e.member != none {
 			s.member = g.members[s.e.member].name
 		}
@@ -81,7 +82,7 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 	case g.start != tw.start || g.epoch != tw.epoch || g.paused != tw.paused || g.policy != tw.pol:
 		w.fail("%v: start %d epoch %d paused %v policy %+v; the twin has %d %d %v %+v", tg.id, g.start, g.epoch, g.paused, g.policy, tw.start, tw.epoch, tw.paused, tw.pol)
 	}
-	grown, before, strands := g.scanned > tw.scanned, tw.waiting(), tw.waitingStrands()
+	grown, before := g.scanned > tw.scanned, tw.waiting()
 	tw.scanned = g.scanned
 	if w.fault != nil {
 		return
@@ -91,7 +92,7 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 	}
 	for _, m := range tw.msgs {
 		if w.fault == nil {
-			w.compare(tg, m, w.see(g, m.off))
+			w.compare(tg, m, w.see(g, m))
 		}
 	}
 	if grown {
@@ -99,11 +100,6 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 		// while they are out: so the bound holds with as many added.
 		if n := tw.waiting() - tw.replayingOf(Selector{All: true}); n > max(before, int(tw.pol.MaxDeferred)) {
 			w.fail("%v: %d messages wait, at most %d may", tg.id, n, tw.pol.MaxDeferred)
-		}
-		for strand, n := range tw.waitingStrands() {
-			if n > max(strands[strand], int(tw.pol.MaxDeferredKey)) {
-				w.fail("%v: %d messages of key %d wait, at most %d may", tg.id, n, strand, tw.pol.MaxDeferredKey)
-			}
 		}
 	}
 	if w.fault == nil && (g.handedOut != tw.handed || g.retried != tw.failed) {
@@ -120,7 +116,7 @@ func (w *twinWorld) takeOver(tg *twinGroup, g *group) {
 	}
 	var out []given
 	for _, m := range tw.msgs {
-		s := w.see(g, m.off)
+		s := w.see(g, m)
 		if o := m.current(); o != nil && (!s.unsettled || s.at != inFlight || s.e.handOut != o.num) {
 			if o.deadline > tw.clock {
 				w.fail("I26: %v: %d lapsed at %d, its deadline is %d (%v)", tg.id, m.off, tw.clock, o.deadline, s)
@@ -231,7 +227,7 @@ func (w *twinWorld) compare(tg *twinGroup, m *twinMsg, s twinSeen) {
 			bad("waits after a failure")
 		} else if m.notBefore == waitUnknown {
 			w.judgeWait(tg, m, s, 0)
-		} else if e.until != m.notBefore {
+		} else if e.until != m.notBefore && max(e.until, m.notBefore) > tw.clock { // when what is over ended is no matter
 			bad(fmt.Sprintf("not before %d", m.notBefore))
 		}
 	case tFresh:
@@ -479,7 +475,7 @@ func (w *twinWorld) judgeCounts(tg *twinGroup) {
 	tally := map[string]uint64{}
 	for _, m := range tw.msgs {
 		for _, g := range w.app.groups {
-			s := g.where(m.off, w.now)
+			s := g.where(m.off, m.key, w.now)
 			if g.id != tg.id {
 				continue
 			}
@@ -521,8 +517,8 @@ func (w *twinWorld) judgeCounts(tg *twinGroup) {
 	if c.Replaying != replaying || c.HandedOut != tw.handed || c.Retried != tw.failed {
 		w.fail("%v: replaying %d handed out %d retried %d; the twin has %d %d %d", tg.id, c.Replaying, c.HandedOut, c.Retried, replaying, tw.handed, tw.failed)
 	}
-	if st.Floor != tw.floor() || st.Scanned != tw.scanned || st.Start != tw.start || st.Epoch != tw.epoch || st.Paused != tw.paused {
-		w.fail("%v: floor %d scanned %d start %d epoch %d; the twin has %d %d %d %d", tg.id, st.Floor, st.Scanned, st.Start, st.Epoch, tw.floor(), tw.scanned, tw.start, tw.epoch)
+	if st.Oldest != tw.floor() || st.Floor < st.Oldest || st.Scanned != tw.scanned || st.Start != tw.start || st.Epoch != tw.epoch || st.Paused != tw.paused {
+		w.fail("%v: floor %d scanned %d start %d epoch %d; the twin has %d %d %d %d", tg.id, st.Oldest, st.Scanned, st.Start, st.Epoch, tw.floor(), tw.scanned, tw.start, tw.epoch)
 	}
 	holds := map[string]uint64{}
 	for _, m := range tw.msgs {

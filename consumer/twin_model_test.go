@@ -596,7 +596,7 @@ func (w *twin) stuck(waiters []twinWaiter) error {
 // scanMayStop tells whether a limit of deferred messages lets the scan stop
 // before a message: everything scanned, unsettled and not out counts.
 func (w *twin) scanMayStop(n *twinMsg) bool {
-	var all, strand uint32
+	var all uint32
 	for _, m := range w.msgs[:n.off] {
 		if m.off >= w.start && m.phase == tDead && w.pol.OnExhaustion == Park {
 			all++ // its key is remembered
@@ -605,11 +605,8 @@ func (w *twin) scanMayStop(n *twinMsg) bool {
 			continue
 		}
 		all++
-		if w.sameStrand(m, n) {
-			strand++
-		}
 	}
-	return all >= w.pol.MaxDeferred || strand >= w.pol.MaxDeferredKey
+	return all >= w.pol.MaxDeferred
 }
 
 // unfinished is a message that a member who takes and acks everything should
@@ -632,25 +629,10 @@ func (w *twin) unfinished() *twinMsg {
 // waiting counts what was scanned and waits; what is replayed has room of its
 // own.
 func (w *twin) waiting() (n int) {
-	for _, k := range w.waitingStrands() {
-		n += k
-	}
-	return n
-}
-
-func (w *twin) waitingStrands() map[uint64]int {
-	ns := map[uint64]int{}
 	for _, m := range w.msgs {
 		if m.off >= w.start && m.off < w.scanned && !m.replaying && (m.phase == tFresh || m.phase == tBackoff) {
-			switch w.pol.Mode {
-			case ByKey:
-				ns[m.key]++
-			case ByPartition:
-				ns[0]++
-			default:
-				ns[uint64(m.off)]++
-			}
+			n++
 		}
 	}
-	return ns
+	return n
 }

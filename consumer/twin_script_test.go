@@ -93,7 +93,7 @@ func drawTwinScript(t *rapid.T, groups, most int) []twinOp {
 			kinds = append(kinds, w.do)
 		}
 	}
-	ops := []twinOp{{do: "keys", a: rapid.SampledFrom([]int{5, 2, 1}).Draw(t, "keys"), b: rapid.IntRange(0, 1).Draw(t, "deadly")}}
+	ops := []twinOp{{do: "keys", a: rapid.SampledFrom([]int{5, 2, 1}).Draw(t, "keys"), b: rapid.IntRange(0, 1).Draw(t, "deadly"), c: evenly(t, "memory", 8)}}
 	for g := range groups {
 		ops = append(ops, twinOp{"create", g, evenly(t, "policy", 1<<20), rapid.IntRange(0, 3).Draw(t, "start"), 0})
 	}
@@ -257,6 +257,7 @@ func (w *twinWorld) do(op twinOp) {
 	switch op.do {
 	case "keys":
 		w.keys, w.deadly = max(1, op.a), op.b == 1
+		w.remember(op.c)
 	case "publish", "propose":
 		// What is proposed is applied later. Then some of it turns out to have
 		// been there before, whatever a plan had foreseen.
@@ -659,7 +660,7 @@ func (w *twinWorld) stateHash(g *twinGroup) string {
 	w.shell.Settle(context.Background(), g.id, []Settlement{{Token: t, Action: Ack}})
 	w.tick(g)
 	rows := &twinRows{disk: map[string]string{}, live: maps.Clone(w.rows.disk)}
-	app, err := NewApp(twinPart, rows)
+	app, err := newApp(twinPart, rows, w.bounds)
 	if err != nil {
 		w.fail("restore: %v", err)
 		return ""

@@ -50,6 +50,7 @@ type twinWorld struct {
 	leading bool
 	fate    twinFate
 	late    bool // the leader has a turn between a proposal of the shell and its application
+	bounds  bounds
 	keys    int  // so many keys are published to
 	patient bool // no call's wait runs out: draining takes time in the bubble
 	deadly  bool // most settlements reject
@@ -479,6 +480,14 @@ func (w *twinWorld) checkpoint() {
 	w.saved = len(w.log)
 }
 
+// remember bounds what may wait in memory, before there is any group.
+func (w *twinWorld) remember(n int) {
+	if len(w.log) == 0 && n > 0 && n < 6 {
+		w.bounds = []bounds{{3, 1, 2}, {1, 1, 1}, {6, 2, 3}, {2, 5, 2}, {memoryMessages, 1, 3}}[n-1]
+		w.app.bounds, w.second.bounds = w.bounds, w.bounds
+	}
+}
+
 // restart drops the machine and restores it from its rows.
 func (w *twinWorld) restart() {
 	w.dropCalls()
@@ -487,7 +496,7 @@ func (w *twinWorld) restart() {
 	}
 	w.inbox = nil
 	w.rows.crash()
-	app, err := NewApp(twinPart, w.rows)
+	app, err := newApp(twinPart, w.rows, w.bounds)
 	if err != nil {
 		w.fail("restore: %v", err)
 		return
@@ -569,6 +578,7 @@ func firstDifference(a, b string) string {
 
 func newTwinWorld() *twinWorld {
 	w := &twinWorld{twice: make(map[partition.Offset]bool), rows: newTwinRows(), mirror: newTwinRows(), now: twinStart, keys: 5}
+	w.bounds = bounds{messages: memoryMessages, ofKey: memoryOfKey, row: rowMessages}
 	w.app, _ = NewApp(twinPart, w.rows)
 	w.second, _ = NewApp(twinPart, w.mirror)
 	w.shell = newShell(w, 99)

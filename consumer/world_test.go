@@ -18,7 +18,8 @@ import (
 type memRows struct {
 	disk map[string][]byte
 	now  map[string][]byte
-	keys []string // sorted, of now; nil: to be sorted again
+	keys []string // sorted, of now and of some that were deleted since
+	more []string // put since, not sorted
 }
 
 func newMemRows() *memRows {
@@ -38,36 +39,52 @@ func (r *memRows) Get(key []byte) ([]byte, error) {
 
 func (r *memRows) Put(key, value []byte) {
 	if _, ok := r.now[string(key)]; !ok {
-		r.keys = nil
+		r.more = append(r.more, string(key))
 	}
 	r.now[string(key)] = bytes.Clone(value)
 }
 
 func (r *memRows) Delete(key []byte) {
-	if _, ok := r.now[string(key)]; ok {
-		delete(r.now, string(key))
-		r.keys = nil
-	}
+	delete(r.now, string(key))
 }
 
 func (r *memRows) Scan(prefix, from []byte, fn func(key, value []byte) bool) error {
-	if r.keys == nil {
-		r.keys = make([]string, 0, len(r.now))
-		for k := range r.now {
-			r.keys = append(r.keys, k)
-		}
-		sort.Strings(r.keys)
-	}
+	r.sort()
 	start := string(prefix)
 	if from != nil && string(from) > start {
 		start = string(from)
 	}
 	for i := sort.SearchStrings(r.keys, start); i < len(r.keys) && strings.HasPrefix(r.keys[i], string(prefix)); i++ {
-		if !fn([]byte(r.keys[i]), r.now[r.keys[i]]) {
+		if v, ok := r.now[r.keys[i]]; ok && !fn([]byte(r.keys[i]), v) {
 			return nil
 		}
 	}
 	return nil
+}
+
+// sort merges what was put since the last look into the keys.
+func (r *memRows) sort() {
+	if len(r.more) == 0 {
+		return
+	}
+	slices.Sort(r.more)
+	all := make([]string, 0, len(r.keys)+len(r.more))
+	add := func(k string) {
+		if _, ok := r.now[k]; ok && (len(all) == 0 || all[len(all)-1] != k) {
+			all = append(all, k)
+		}
+	}
+	i := 0
+	for _, k := range r.more {
+		for ; i < len(r.keys) && r.keys[i] < k; i++ {
+			add(r.keys[i])
+		}
+		add(k)
+	}
+	for ; i < len(r.keys); i++ {
+		add(r.keys[i])
+	}
+	r.keys, r.more = all, nil
 }
 
 func (r *memRows) checkpoint() {
@@ -81,6 +98,7 @@ func (r *memRows) crash() *memRows {
 	n := newMemRows()
 	for k, v := range r.disk {
 		n.disk[k], n.now[k] = v, v
+		n.more = append(n.more, k)
 	}
 	return n
 }
@@ -106,6 +124,7 @@ type memPart struct {
 	checkpoint int // commands that the rows hold
 	rows       *memRows
 	app        *App
+	bounds     bounds
 	wake       partition.Millis
 }
 
@@ -222,11 +241,14 @@ type telling struct {
 	ev   any
 }
 
-func newWorld(n int) *world {
+func newWorld(n int) *world { return newWorldOf(n, bounds{}) }
+
+// newWorldOf is a world whose memory is bounded otherwise.
+func newWorldOf(n int, most bounds) *world {
 	w := &world{now: 1_000_000, parts: make(map[partition.PartitionID]*memPart)}
 	for i := 1; i <= n; i++ {
 		id := partition.PartitionID(i)
-		p := &memPart{id: id, rows: newMemRows()}
+		p := &memPart{id: id, rows: newMemRows(), bounds: most}
 		p.boot()
 		w.parts[id] = p
 		w.ids = append(w.ids, id)
@@ -235,7 +257,10 @@ func newWorld(n int) *world {
 }
 
 func (p *memPart) boot() {
-	app, err := NewApp(p.id, p.rows)
+	if p.bounds.row == 0 {
+		p.bounds = bounds{messages: memoryMessages, ofKey: memoryOfKey, row: rowMessages}
+	}
+	app, err := newApp(p.id, p.rows, p.bounds)
 	if err != nil {
 		panic(err)
 	}

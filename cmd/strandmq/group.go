@@ -59,8 +59,8 @@ func (p *policyFlags) flags(c *cobra.Command, defaults bool) {
 	f.StringVar(&p.exhausted, "on-exhaustion", "", "skip: the key flows on; park: its later messages wait for replay or discard"+def("skip"))
 	f.Var(&p.memberLimit, "max-in-flight-member", "the most deliveries that a member may hold"+def("1000"))
 	f.Var(&p.partitionLimit, "max-in-flight-partition", "the most deliveries that a partition may have out"+def("10000"))
-	f.Var(&p.deferred, "max-deferred", "the most messages of a partition that wait behind blocked keys"+def("100000"))
-	f.Var(&p.deferredKey, "max-deferred-key", "the most messages that wait behind one key"+def("10000"))
+	f.Var(&p.deferred, "max-deferred", "the most messages of a partition that wait behind blocked keys"+def("2000000"))
+	f.Var(&p.deferredKey, "max-deferred-key", "so many messages that wait behind one key are an alarm"+def("10000"))
 	f.BoolVar(&p.atMostOnce, "at-most-once", false, "the hand-out settles: nothing is retried")
 	f.StringVar(&p.retention, "retention", "", "expire: lose what the topic's limits remove, with a record; hold: keep it, up to the limits below"+def("expire"))
 	f.Var(&p.holdBytes, "hold-limit-bytes", "hold: the most of a partition that is kept beyond the topic's limits; 0: without limit"+def("1GiB"))
@@ -190,7 +190,7 @@ func (a *app) groupFacts(g *strandmqv1.Group) {
 		"backoff", quantity.FormatSpan(span(p.GetBackoffMs())) + ", doubling up to " + quantity.FormatSpan(span(p.GetBackoffMaxMs())),
 		"on exhaustion", strings.ToLower(strings.TrimPrefix(p.GetOnExhaustion().String(), "ON_EXHAUSTION_")),
 		"in flight at most", fmt.Sprintf("%d a member, %d a partition", p.GetMaxInFlightMember(), p.GetMaxInFlightPartition()),
-		"deferred at most", fmt.Sprintf("%d a partition, %d a key", p.GetMaxDeferred(), p.GetMaxDeferredKey()),
+		"deferred at most", fmt.Sprintf("%d a partition, alarm at %d a key", p.GetMaxDeferred(), p.GetMaxDeferredKey()),
 		"retention", retentionText(p),
 		"created", stamp(g.GetCreated()),
 	}

@@ -89,7 +89,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 	holds := map[string]uint64{}
 	for i, s := range states {
 		out := &strandmqv1.GroupPartition{
-			Partition: uint32(i), LogIndex: uint64(s.Position.Index), Floor: uint64(s.Floor), Scanned: uint64(s.Scanned),
+			Partition: uint32(i), LogIndex: uint64(s.Position.Index), Floor: uint64(s.Floor), Oldest: uint64(s.Oldest), Scanned: uint64(s.Scanned),
 			End: uint64(s.Position.End), Start: uint64(s.Start), Counts: countsProto(s.Counts), ResetEpoch: s.Epoch,
 		}
 		out.HeldBytes = a.b.retention.of(t.Partitions[i].ID, g.ID).bytes
@@ -200,7 +200,7 @@ func (a groupAPI) ResetGroup(ctx context.Context, req *strandmqv1.ResetGroupRequ
 			if err != nil {
 				return err
 			}
-			from = s.Floor
+			from = s.Oldest
 		} else if from, err = a.b.groups.Reset(ctx, id, gid, to); err != nil {
 			return err
 		}

@@ -1072,10 +1072,11 @@ type GroupPolicy struct {
 	// Deliver at most once: the hand-out settles, nothing is retried.
 	AtMostOnce *bool `protobuf:"varint,10,opt,name=at_most_once,json=atMostOnce,proto3,oneof" json:"at_most_once,omitempty"`
 	// The most messages of one partition that wait behind blocked keys before
-	// the group stops scanning. Default 100,000.
+	// the group stops scanning. Nearly all of them wait on disk. Default
+	// 2,000,000.
 	MaxDeferred *uint32 `protobuf:"varint,11,opt,name=max_deferred,json=maxDeferred,proto3,oneof" json:"max_deferred,omitempty"`
-	// The most messages that wait behind one key before the group stops
-	// scanning. Default 10,000.
+	// So many messages that wait behind one key are an alarm, told as a stall;
+	// nothing stops for it. Default 10,000.
 	MaxDeferredKey *uint32 `protobuf:"varint,12,opt,name=max_deferred_key,json=maxDeferredKey,proto3,oneof" json:"max_deferred_key,omitempty"`
 	// What becomes of messages that the topic's limits no longer keep and the group
 	// has not settled.
@@ -2023,7 +2024,8 @@ type GroupPartition struct {
 	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
 	// The log position that the counts were taken at.
 	LogIndex uint64 `protobuf:"varint,2,opt,name=log_index,json=logIndex,proto3" json:"log_index,omitempty"`
-	// The first offset that is neither settled nor dead.
+	// The first offset that is neither settled, nor dead, nor moved to one of the
+	// group's queues on disk.
 	Floor uint64 `protobuf:"varint,3,opt,name=floor,proto3" json:"floor,omitempty"`
 	// The first offset that was not looked at yet.
 	Scanned uint64 `protobuf:"varint,4,opt,name=scanned,proto3" json:"scanned,omitempty"`
@@ -2037,6 +2039,8 @@ type GroupPartition struct {
 	Stalls []*Stall `protobuf:"bytes,8,rep,name=stalls,proto3" json:"stalls,omitempty"`
 	// How often the group was reset.
 	ResetEpoch uint64 `protobuf:"varint,9,opt,name=reset_epoch,json=resetEpoch,proto3" json:"reset_epoch,omitempty"`
+	// The first offset that is neither settled nor dead.
+	Oldest uint64 `protobuf:"varint,10,opt,name=oldest,proto3" json:"oldest,omitempty"`
 	// What retention took before the group had settled it, the oldest first.
 	Losses []*LossRecord `protobuf:"bytes,15,rep,name=losses,proto3" json:"losses,omitempty"`
 	// Bytes that are kept for the group alone, beyond the topic's limits.
@@ -2138,6 +2142,13 @@ func (x *GroupPartition) GetStalls() []*Stall {
 func (x *GroupPartition) GetResetEpoch() uint64 {
 	if x != nil {
 		return x.ResetEpoch
+	}
+	return 0
+}
+
+func (x *GroupPartition) GetOldest() uint64 {
+	if x != nil {
+		return x.Oldest
 	}
 	return 0
 }
@@ -2265,9 +2276,9 @@ func (x *LossRecord) GetUntil() *timestamppb.Timestamp {
 type Stall struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// A stable name: IN_FLIGHT, BACKING_OFF, PARKED, DEFERRED_LIMIT,
-	// IN_FLIGHT_LIMIT, PAUSED, NO_MEMBER, HOLD_ALARM and HOLD_LIMIT (a group that
-	// holds is near or at its limit), PARTITION_DAMAGED and NEWER_FORMAT (which
-	// have no counts).
+	// DEFERRED_KEY_LIMIT (an alarm), CIRCUIT_OPEN, IN_FLIGHT_LIMIT, PAUSED,
+	// NO_MEMBER, HOLD_ALARM and HOLD_LIMIT (a group that holds is near or at its
+	// limit), PARTITION_DAMAGED and NEWER_FORMAT (which have no counts).
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The key at fault, when it is one; as text where it is valid UTF-8, quoted
 	// otherwise.
@@ -4683,7 +4694,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x03 \x03(\v2\x1b.strandmq.v1.GroupPartitionR\n" +
 	"partitions\x12-\n" +
-	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\"\xbf\x03\n" +
+	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\"\xd7\x03\n" +
 	"\x0eGroupPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x1b\n" +
 	"\tlog_index\x18\x02 \x01(\x04R\blogIndex\x12\x14\n" +
@@ -4694,7 +4705,9 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x06counts\x18\a \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12*\n" +
 	"\x06stalls\x18\b \x03(\v2\x12.strandmq.v1.StallR\x06stalls\x12\x1f\n" +
 	"\vreset_epoch\x18\t \x01(\x04R\n" +
-	"resetEpoch\x12/\n" +
+	"resetEpoch\x12\x16\n" +
+	"\x06oldest\x18\n" +
+	" \x01(\x04R\x06oldest\x12/\n" +
 	"\x06losses\x18\x0f \x03(\v2\x17.strandmq.v1.LossRecordR\x06losses\x12\x1d\n" +
 	"\n" +
 	"held_bytes\x18\x10 \x01(\x04R\theldBytes\x12\x1f\n" +
