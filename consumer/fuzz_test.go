@@ -1,6 +1,8 @@
 package consumer
 
 import (
+	"bytes"
+	"reflect"
 	"testing"
 
 	"github.com/strandmq/strandmq/partition"
@@ -125,6 +127,43 @@ func FuzzRows(f *testing.F) {
 			_, _ = g.rows.history(1)
 			_, _ = g.rows.runs(0, 100)
 			_, _ = g.rows.ackedBy(0, 1)
+		}
+	})
+}
+
+// FuzzQueueRows reads any value as a row of a queue and as one of a key: what is
+// taken is in order, and is written as it was read.
+func FuzzQueueRows(f *testing.F) {
+	key := rowsOf{newMemRows(), 1}.key(rowQueue, 5)
+	ms := []queuedMessage{{5, 7, 100}, {9, 7, 1}}
+	f.Add(queueRow{next: 10, key: 7, body: encodeQueued(ms, false)}.encode())
+	f.Add(queueRow{kind: queueMixed, key: 0, body: encodeQueued(ms, true)}.encode())
+	f.Add(queueRow{next: 3, key: 7, body: encodeQueued(ms, false)}.encode())
+	f.Add([]byte{rowVersion, keyCold, 0, 0, 0, 0, 0, 0, 0, 0, 1, 4})
+	f.Add([]byte{rowVersion, keyReady})
+	f.Fuzz(func(t *testing.T, v []byte) {
+		app, _ := furnished(t)
+		g := app.groups[0]
+		if r, err := decodeQueueRow(key, v); err == nil {
+			if !bytes.Equal(r.encode(), v) {
+				t.Fatalf("%x is written as %x", v, r.encode())
+			}
+			if r.kind == queueWhole {
+				_, _ = g.entryOf(key, r)
+			} else if ms, err := r.messages(key); err == nil {
+				for i := 1; i < len(ms); i++ {
+					if ms[i].offset <= ms[i-1].offset {
+						t.Fatalf("out of order: %v", ms)
+					}
+				}
+			}
+		}
+		if ks, err := decodeKey(g.rows.keyRow(3), v); err == nil {
+			g.putKey(&ks)
+			again, err := decodeKey(g.rows.keyRow(3), app.rows.(*memRows).now[string(g.rows.keyRow(3))])
+			if ks.row && (err != nil || !reflect.DeepEqual(again, ks)) {
+				t.Fatalf("%+v is read again as %+v: %v", ks, again, err)
+			}
 		}
 	})
 }

@@ -116,7 +116,7 @@ func (q queueRow) messages(key []byte) (ms []queuedMessage, err error) {
 	at := lastOffset(key)
 	for len(r.b) > 0 {
 		d := r.uvarint()
-		if (d == 0) != (len(ms) == 0) {
+		if (d == 0) != (len(ms) == 0) || at+partition.Offset(d) < at {
 			r.fail("out of order")
 		}
 		at += partition.Offset(d)
