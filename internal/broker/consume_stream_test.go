@@ -325,6 +325,7 @@ func TestConsume(t *testing.T) {
 
 // Nothing is handed out beyond the credit, and credits have bounds.
 func TestConsumeCredits(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir(), func(c *Config) { c.SessionTimeout = time.Second })
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 2)
@@ -568,6 +569,7 @@ func TestConsumeAssignment(t *testing.T) {
 // A member that never settles loses what it holds at the deadline, and a member
 // that does not read loses its session.
 func TestConsumersThatStall(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir(), func(c *Config) { c.SessionTimeout = time.Second })
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)
@@ -657,6 +659,7 @@ func (a api) subscribe(t testing.TB, c context.Context, req *strandmqv1.Subscrib
 // Subscribe gives no more than its window, over HTTP/1.1 too, and more as what
 // it gave is settled by calls beside it, or lapses.
 func TestSubscribe(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir(), func(c *Config) { c.SessionTimeout = time.Second })
 	t.Run("protocols", func(t *testing.T) { testSubscribe(t, b) })
 	a := newAPI(t, b.URL())
@@ -761,6 +764,7 @@ func testSubscribe(t *testing.T, b *Broker) {
 
 // A quiet stream says why, often enough for its session.
 func TestSubscribeQuiet(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir(), func(c *Config) { c.SessionTimeout = time.Second })
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)

@@ -236,6 +236,7 @@ func TestPublishStreamRefusesAlone(t *testing.T) {
 // A refusal that passes with time ends the stream, behind the answers to what
 // was stored, and nothing that came later is stored.
 func TestPublishStreamEndsAtARefusalThatPasses(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir())
 	a := streamAPI(t, b)
 	a.topic(t, "t", 1)
@@ -268,6 +269,7 @@ func TestPublishStreamEndsAtARefusalThatPasses(t *testing.T) {
 
 // A full queue holds the stream back and refuses nothing.
 func TestPublishStreamWaitsForRoom(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir(), func(c *Config) { c.Host.PartitionQueueBytes = 1000; c.Host.QueueBytes = 1500 })
 	a := streamAPI(t, b)
 	a.topic(t, "t", 2)
