@@ -108,6 +108,8 @@ func drawStep(t *rapid.T, changed *bool) step {
 	case 14:
 		to := rapid.Uint64Range(0, 60).Draw(t, "to")
 		return func(w *world, s *Shell, got *[]Delivery) { _, _ = s.Reset(ctx, 1, 1, partition.Offset(to)) }
+	case 15:
+		return drawTrim(t)
 	default:
 		switch rapid.IntRange(0, 2).Draw(t, "admin") {
 		case 0:
