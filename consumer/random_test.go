@@ -94,17 +94,6 @@ func drawStep(t *rapid.T, changed *bool) step {
 				_, _, _ = s.Replay(ctx, 1, 1, sel)
 			}
 		}
-	case 15:
-		to := rapid.Uint64Range(0, 40).Draw(t, "trim")
-		return func(w *world, s *Shell, got *[]Delivery) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
-			p := w.parts[1]
-			if _, err := p.trim(partition.TrimTo{To: partition.Offset(to), Now: w.now}); err != nil {
-				panic(err)
-			}
-			w.turn(p)
-		}
 	case 14:
 		to := rapid.Uint64Range(0, 60).Draw(t, "to")
 		return func(w *world, s *Shell, got *[]Delivery) { _, _ = s.Reset(ctx, 1, 1, partition.Offset(to)) }

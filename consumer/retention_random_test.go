@@ -22,6 +22,8 @@ func drawTrim(t *rapid.T) step {
 		Done: rapid.Bool().Draw(t, "done"), Firm: rapid.Bool().Draw(t, "firm"),
 	}
 	return func(w *world, _ *Shell, _ *[]Delivery) {
+		w.mu.Lock()
+		defer w.mu.Unlock()
 		p := w.parts[1]
 		to := to
 		to.To, to.Now = p.start+partition.Offset(ahead), w.now
@@ -45,7 +47,7 @@ type fates struct {
 func TestRetentionLosesWhatItSays(t *testing.T) {
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
-		w := newWorld(1)
+		w := newWorldOf(1, drawBounds(t))
 		s := newShell(w, 1)
 		s.Now = func() partition.Millis { return w.now }
 		pol := drawPolicy(t)
