@@ -163,12 +163,6 @@ func (a *attendant) end(e ending) {
 	nudge(a.wake)
 }
 
-func (a *attendant) over() *ending {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.ending
-}
-
 // settle settles runs of deliveries. It waits while too many are on their way,
 // and gives up when the stream ends.
 func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun) {
@@ -209,8 +203,9 @@ func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun) {
 // the stream's.
 func (a *attendant) serve(ctx context.Context) error {
 	a.b.live.add(&a.attendance)
-	e := a.deliver(ctx)
-	a.close(e.lost)
+	e := ending{lost: true}
+	defer func() { a.close(e.lost) }() // after a panic, too
+	e = a.deliver(ctx)
 	return e.err
 }
 

@@ -14,7 +14,7 @@ import (
 )
 
 // Subscribe sends deliveries as they come; they are settled with Settle.
-func (c consumeAPI) Subscribe(ctx context.Context, req *strandmqv1.SubscribeRequest, stream *connect.ServerStream[strandmqv1.SubscribeResponse]) error {
+func (a consumeAPI) Subscribe(ctx context.Context, req *strandmqv1.SubscribeRequest, stream *connect.ServerStream[strandmqv1.SubscribeResponse]) error {
 	size := int(req.GetWindow())
 	switch {
 	case size > maxWindow:
@@ -22,34 +22,34 @@ func (c consumeAPI) Subscribe(ctx context.Context, req *strandmqv1.SubscribeRequ
 	case size == 0:
 		size = defaultWindow
 	}
-	a, err := c.b.newAttendant(ctx, memberOf{req.GetTopic(), req.GetGroup(), req.GetMember(), req.GetCreateGroup(), req.GetBodyFormat()})
+	m, err := a.b.newAttendant(ctx, memberOf{req.GetTopic(), req.GetGroup(), req.GetMember(), req.GetCreateGroup(), req.GetBodyFormat()})
 	if err != nil {
 		return err
 	}
-	a.flow.release() // all that the caller sends has come
-	a.window = newWindow(func(n int) { _ = a.addCredit(n) })
-	a.send = func(f *frame) error {
+	m.flow.release() // all that the caller sends has come
+	m.window = newWindow(func(n int) { _ = m.addCredit(n) })
+	m.send = func(f *frame) error {
 		for i := range f.deliveries {
-			a.window.add(&f.deliveries[i])
+			m.window.add(&f.deliveries[i])
 		}
-		a.stream.Forget() // they have tokens
-		return a.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
+		m.stream.Forget() // they have tokens
+		return m.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
 			out := &strandmqv1.SubscribeResponse{Deliveries: ds, Assignment: f.assignment, IdleReason: f.idle}
 			if f.first {
-				out.Session = sessionText(a.session)
+				out.Session = sessionText(m.session)
 			}
 			f.first, f.assignment = false, nil
 			return stream.Send(out)
 		})
 	}
-	if err := a.addCredit(size); err != nil {
+	if err := m.addCredit(size); err != nil {
 		return err
 	}
-	return a.serve(ctx)
+	return m.serve(ctx)
 }
 
 // Consume carries deliveries one way, credits and settlements the other.
-func (c consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[strandmqv1.ConsumeRequest, strandmqv1.ConsumeResponse]) error {
+func (a consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[strandmqv1.ConsumeRequest, strandmqv1.ConsumeResponse]) error {
 	first, err := stream.Receive()
 	if errors.Is(err, io.EOF) {
 		return refuse("BAD_VALUE", "open", "the stream ended before it was opened: send open in the first frame")
@@ -61,21 +61,21 @@ func (c consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[stra
 	if open == nil {
 		return refuse("BAD_VALUE", "open", "the first frame of the stream must have open, with topic, group and member")
 	}
-	a, err := c.b.newAttendant(ctx, memberOf{open.GetTopic(), open.GetGroup(), open.GetMember(), open.GetCreateGroup(), open.GetBodyFormat()})
+	m, err := a.b.newAttendant(ctx, memberOf{open.GetTopic(), open.GetGroup(), open.GetMember(), open.GetCreateGroup(), open.GetBodyFormat()})
 	if err != nil {
 		return err
 	}
 	var pack packer
-	a.send = func(f *frame) error {
-		out := &strandmqv1.ConsumeResponse{Assignment: f.assignment, Settled: c.b.settledResults(f.settled), IdleReason: f.idle}
+	m.send = func(f *frame) error {
+		out := &strandmqv1.ConsumeResponse{Assignment: f.assignment, Settled: a.b.settledResults(f.settled), IdleReason: f.idle}
 		if f.first {
-			out.Session, out.SessionTimeoutMs = sessionText(a.session), c.b.cfg.SessionTimeout.Milliseconds()
+			out.Session, out.SessionTimeoutMs = sessionText(m.session), a.b.cfg.SessionTimeout.Milliseconds()
 		}
 		if open.GetRecordBatches() {
-			out.Batches = pack.pack(a, f.deliveries)
+			out.Batches = pack.pack(m, f.deliveries)
 			return stream.Send(out)
 		}
-		return a.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
+		return m.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
 			out.Deliveries = ds
 			err := stream.Send(out)
 			out = &strandmqv1.ConsumeResponse{}
@@ -85,11 +85,11 @@ func (c consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[stra
 	served := make(chan error, 1)
 	first.Open = nil
 	go func() {
-		err := c.b.unharmed("Consume", func() error { return a.serve(ctx) })
-		a.flow.cut(c.b.explain(errors.Join(err, context.Canceled))) // the reader may wait for more
+		err := a.b.unharmed("Consume", func() error { return m.serve(ctx) })
+		m.flow.cut(a.b.explain(errors.Join(err, context.Canceled))) // the reader may wait for more
 		served <- err
 	}()
-	a.end(a.read(ctx, first, stream.Receive))
+	m.end(m.read(ctx, first, stream.Receive))
 	return <-served
 }
 

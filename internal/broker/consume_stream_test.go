@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -859,4 +860,26 @@ func (h headers) RoundTrip(r *http.Request) (*http.Response, error) {
 		h.see(res.Header)
 	}
 	return res, err
+}
+
+// A panic while a stream is served ends that stream, with its session, and
+// nothing else.
+func TestStreamPanics(t *testing.T) {
+	b := start(t, t.TempDir())
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 1)
+	f := newFlow(&guard{flight: b.flight, bodyTime: time.Minute}, httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", nil), 1<<20)
+	defer f.end()
+	m, err := b.newAttendant(context.WithValue(ctx(t), flowKey{}, f), memberOf{topic: "t", group: "g", member: "m", create: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.send = func(*frame) error { panic("a fault of ours") }
+	err = b.unharmed("test", func() error { return m.serve(ctx(t)) })
+	if reasonOf(err) != "INTERNAL" || strings.Contains(err.Error(), "fault of ours") {
+		t.Fatalf("told: %v", err)
+	}
+	if _, g, err := b.group("t", "g"); err != nil || len(g.Members) != 0 {
+		t.Fatalf("the session stayed: %v, %v", g, err)
+	}
 }

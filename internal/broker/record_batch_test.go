@@ -234,7 +234,7 @@ func TestRecordBatchRefused(t *testing.T) {
 				t.Errorf("problem %v, want field %s", p, c.field)
 			}
 			var now *strandmqv1.RouteResponse
-			for _, d := range err.(*connect.Error).Details() { //nolint:errorlint,forcetypeassert // wantReason has seen to it
+			for _, d := range err.(*connect.Error).Details() { //nolint:forcetypeassert // wantReason has seen to it
 				if v, err := d.Value(); err == nil {
 					if x, ok := v.(*strandmqv1.RouteResponse); ok {
 						now = x
