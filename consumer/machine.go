@@ -42,6 +42,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 			g.tick(h.now)
 		}
 		g.kept = max(g.kept, at.Start)
+		g.at = at.Index
 		a.stir(g)
 	}
 	var res any
@@ -170,6 +171,9 @@ func (g *group) setPolicy(at partition.Position, p Policy) {
 		g.rows.putPolicy(at.Index, p)
 	}
 	g.policy = p
+	if p.BreakerPercent != before.BreakerPercent || p.BreakerKeys != before.BreakerKeys || p.BreakerWindow != before.BreakerWindow {
+		g.breaker = breaker{}
+	}
 	if p.Mode != before.Mode || p.OnExhaustion != before.OnExhaustion {
 		g.requeue()
 	}
@@ -298,6 +302,7 @@ func (g *group) reset(at partition.Position, to partition.Offset) partition.Offs
 	g.scanned = to
 	g.ahead, g.again = ahead, 0
 	g.epoch++
+	g.breaker = breaker{}
 	g.sweep = true
 	g.forgetEntries()
 	return from

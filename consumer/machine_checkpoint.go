@@ -115,6 +115,9 @@ func (g *group) checkpoint() error {
 		if err == nil {
 			_, err = sweep(g.rows, g.rows.prefix(rowVoid), g.rows.key(rowVoid, g.kept))
 		}
+		if err == nil {
+			_, err = sweep(g.rows, g.rows.prefix(rowUncharged), g.rows.key(rowUncharged, g.kept))
+		}
 		if err != nil {
 			return err
 		}
@@ -156,7 +159,7 @@ func (g *group) encode() []byte {
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
-	return appendQueue(b, &g.loose)
+	return g.appendBreaker(appendQueue(b, &g.loose))
 }
 
 func (g *group) decode(key, v []byte) error {
@@ -171,6 +174,7 @@ func (g *group) decode(key, v []byte) error {
 	g.leapt, g.wakes, g.timed = r.time(), r.uvarint(), r.uvarint()
 	g.disk[failed], g.disk[ready], g.disk[deferred], g.disk[parked] = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
 	g.loose = r.queue()
+	g.breaker = r.breaker()
 	if why := r.finish(); why != "" {
 		return r.ofRow(key, why)
 	}

@@ -99,12 +99,17 @@ func (h *hand) catchUp(now partition.Millis, cmds [][]byte) [][]byte {
 
 // wake is when the hand wants its next turn, by the leader's own clock.
 func (h *hand) wake(now partition.Millis) partition.Millis {
-	if !h.timed() {
+	b := &h.g.breaker
+	probe := b.open && b.probe == 0 && b.until > h.pace.time && len(h.waiters) > 0
+	if !h.timed() && !probe {
 		return 0 // what timers are left are those of what is settled
 	}
 	next := h.pace.time + pulse
 	if len(h.timers.items) > 0 {
 		next = min(next, partition.Millis(h.timers.items[0].rank))
+	}
+	if probe {
+		next = min(next, b.until)
 	}
 	if at, ok := h.g.nextWake(); ok && at+h.g.leapt > h.pace.time {
 		next = min(next, at+h.g.leapt) // what is overdue waits for room in memory
@@ -133,6 +138,9 @@ func (g *group) leap(to partition.Millis) {
 	}
 	g.clock = to
 	g.leapt += d // and with it what is timed on disk
+	if g.breaker.open {
+		g.breaker.until += d
+	}
 	if g.hand != nil {
 		g.hand.rebuild()
 	}

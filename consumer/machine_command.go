@@ -101,13 +101,14 @@ func (r *reader) header() header {
 // Flags of a policy. Policies without the last one are from before there was
 // anything to hold.
 const (
-	policyOnce  byte = 1 // at most once
-	policyHold  byte = 2
-	policyHolds byte = 4 // the limits of holding follow
+	policyOnce    byte = 1 // at most once
+	policyHold    byte = 2
+	policyHolds   byte = 4 // the limits of holding follow
+	policyBreaker byte = 8 // the breaker follows
 )
 
 func appendPolicy(b []byte, p Policy) []byte {
-	flags := policyHolds
+	flags := policyHolds | policyBreaker
 	if p.AtMostOnce {
 		flags |= policyOnce
 	}
@@ -119,6 +120,7 @@ func appendPolicy(b []byte, p Policy) []byte {
 		uint64(p.AckDeadline), uint64(p.MaxHold), uint64(p.Backoff), uint64(p.BackoffMax),
 		uint64(p.MaxAttempts), uint64(p.MaxInFlightMember), uint64(p.MaxInFlightPartition),
 		uint64(p.MaxDeferred), uint64(p.MaxDeferredKey), p.HoldBytes, uint64(p.HoldAge),
+		uint64(p.BreakerPercent), uint64(p.BreakerKeys), uint64(p.BreakerWindow),
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
@@ -140,9 +142,12 @@ func (r *reader) policy() Policy {
 	if flags&policyHolds != 0 {
 		p.HoldBytes, p.HoldAge = r.uvarint(), r.time()
 	}
+	if flags&policyBreaker != 0 {
+		p.BreakerPercent, p.BreakerKeys, p.BreakerWindow = r.uint32(), r.uint32(), r.time()
+	}
 	// Only what could not be acted on is refused: the bounds of Validate may
 	// change, and old logs must still be read.
-	if r.bad == "" && (flags&^(policyOnce|policyHold|policyHolds) != 0 || p.Mode < ByKey || p.Mode > NoOrder || p.OnExhaustion < Skip || p.OnExhaustion > Park) {
+	if r.bad == "" && (flags&^(policyOnce|policyHold|policyHolds|policyBreaker) != 0 || p.Mode < ByKey || p.Mode > NoOrder || p.OnExhaustion < Skip || p.OnExhaustion > Park) {
 		r.fail("impossible policy")
 	}
 	return p

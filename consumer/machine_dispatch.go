@@ -93,6 +93,10 @@ func (h *hand) fire(now partition.Millis, cmds [][]byte) [][]byte {
 func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) (_ [][]byte, more bool) {
 	// A plan that was given up for lost and came after all may have scanned on.
 	h.next = max(h.next, h.g.scanned)
+	probe := h.g.breaker.open
+	if probe && (h.planned > 0 || !h.g.mayProbe(now)) {
+		return cmds, false
+	}
 	if !h.work(log) || !h.wanted() {
 		return cmds, false
 	}
@@ -101,7 +105,13 @@ func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) 
 	h.writer.reset(h.next)
 	h.stint = h.stintOf(log)
 	budget := int(h.g.policy.MaxInFlightPartition) - int(h.g.count[inFlight]) - h.planned
-	full := h.redeliver(now, p, &budget)
+	full := false
+	if probe {
+		budget = min(budget, 1)
+		h.probe(now, p, &budget)
+	} else {
+		full = h.redeliver(now, p, &budget)
+	}
 	if !full {
 		full = h.look(log, p, &budget)
 	}

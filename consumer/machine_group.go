@@ -52,6 +52,8 @@ type group struct {
 	handedOut uint64
 	retried   uint64
 	parking   uint64 // keys that a dead letter parks
+	breaker   breaker
+	at        partition.Index // of the command that is being applied
 
 	// What waits on disk: machine_queue.go, machine_shelf.go.
 	bounds    bounds
@@ -428,6 +430,7 @@ func (g *group) handOut(i, m int32, session, request uint64) {
 		e.firstSeen = g.clock
 	}
 	e.last = notEnded
+	g.probing(e.offset)
 	g.stand(i, inFlight)
 	g.touch(i)
 	if e.key != none {
@@ -504,6 +507,7 @@ func (g *group) acknowledge(i int32) {
 func (g *group) release(i int32) {
 	g.endHandOut(i, byRelease)
 	g.entries[i].attempts--
+	g.gaveBack(g.entries[i].handOut)
 	g.wait(i)
 	g.settleIn(i)
 }
@@ -532,14 +536,19 @@ func (g *group) fail(i int32, how ending, reason string, delay partition.Millis)
 		Attempt: e.attempts, Member: g.members[e.member].name,
 		HandedOut: e.handedAt, Ended: g.clock, Outcome: how.String(), Reason: reason,
 	}
+	free := g.broke(e.keyHash, e.handOut) && how != byReject
 	g.endHandOut(i, how)
-	if how == byReject || g.policy.MaxAttempts > 0 && e.attempts >= g.policy.MaxAttempts {
+	if how == byReject || !free && g.policy.MaxAttempts > 0 && e.attempts >= g.policy.MaxAttempts {
 		g.die(i, a)
 		return true
 	}
 	g.addHistory(e, a)
 	if delay == 0 {
 		delay = g.policy.backoff(g.id, e.offset, e.attempts)
+	}
+	if free {
+		e.attempts--
+		g.rows.putUncharged(g.at, e.offset)
 	}
 	e.until = g.clock + delay
 	g.stand(i, failed)

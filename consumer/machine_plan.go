@@ -120,7 +120,7 @@ func (a *App) plan(at partition.Position, g *group, r *reader, see foresight) {
 
 // canHold tells whether the limits let a member get one more.
 func (g *group) canHold(m int32) bool {
-	return g.count[inFlight] < uint64(g.policy.MaxInFlightPartition) &&
+	return g.mayProbe(g.clock) && g.count[inFlight] < uint64(g.policy.MaxInFlightPartition) &&
 		g.members[m].held < g.policy.MaxInFlightMember
 }
 

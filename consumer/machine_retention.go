@@ -213,6 +213,7 @@ func (g *group) expire(to partition.Offset, t partition.TrimTo) {
 // on; what it hid behind it comes up.
 func (g *group) lose(i int32) {
 	if g.entries[i].at == inFlight {
+		g.gaveBack(g.entries[i].handOut)
 		g.endHandOut(i, notEnded)
 	}
 	if e := &g.entries[i]; e.history {

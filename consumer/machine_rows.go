@@ -19,6 +19,7 @@ import (
 //	'r' group 'l'                          what retention took, and how much is copied
 //	'r' group 'b' key hash                 what parks a key, and its queue on disk
 //	'r' group 'q' first offset             messages of a queue on disk
+//	'r' group 'u' offset, index            a failure in that entry that was not charged: the circuit was open
 //	'r' group 'w' time, first offset       a key, or a message of none, that wants to come back to memory
 //	'r' group 'x' epoch, offset            acked, but not by its first hand-out
 //	'r' group 's' last offset              a run of messages that were skipped
@@ -42,11 +43,13 @@ const (
 	rowBlocked byte = 'b'
 	rowQueue   byte = 'q'
 	rowWake    byte = 'w'
-	rowSettled byte = 'x'
-	rowSkipped byte = 's'
-	rowMember  byte = 'm'
-	rowVoid    byte = 'v'
-	rowPolicy  byte = 'p'
+
+	rowUncharged byte = 'u'
+	rowSettled   byte = 'x'
+	rowSkipped   byte = 's'
+	rowMember    byte = 'm'
+	rowVoid      byte = 'v'
+	rowPolicy    byte = 'p'
 )
 
 const rowVersion = 1

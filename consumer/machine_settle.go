@@ -38,6 +38,7 @@ func (g *group) settle(t Token, a Action, delay partition.Millis, reason []byte)
 	}
 	switch a {
 	case Ack:
+		g.went(t.HandOut)
 		g.endHandOut(i, notEnded)
 		g.acknowledge(i)
 		return SettleResult{}

@@ -95,6 +95,9 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	}
 	if lag > 0 {
 		switch {
+		case g.breaker.open && !g.paused:
+			whole("CIRCUIT_OPEN", g.firstWaiting(), fmt.Sprintf("at least %d %% of the deliveries of the last %d ms failed, over %d keys or more: one message at a time is tried, and nothing is charged, until one is handled", p.BreakerPercent, p.BreakerWindow, p.BreakerKeys))
+			all[0].Until = g.shown(g.breaker.until)
 		case g.paused:
 			whole("PAUSED", g.firstWaiting(), "the group is paused: resume it to go on")
 		case !g.room() && at.End > g.scanned:
@@ -233,6 +236,8 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis) string {
 	switch {
 	case g.paused:
 		return "the group is paused"
+	case g.breaker.open:
+		return "the group's circuit is open, as nearly everything failed: one message at a time is tried"
 	case c[ready] == 0 && unseen == 0 && behind == 0 && c[failed] == 0 && c[inFlight] == 0:
 		return ""
 	case c[inFlight] >= uint64(g.policy.MaxInFlightPartition):

@@ -276,7 +276,8 @@ func (t *tracer) released(at partition.Index, h header, g *traced, why string) {
 
 func (t *tracer) failed(at partition.Index, h header, g *traced, what, reason string, delay partition.Millis, last bool) {
 	g.out = false
-	if last || g.policy.MaxAttempts > 0 && g.attempts >= g.policy.MaxAttempts {
+	free := g.free[at] && !last
+	if last || !free && g.policy.MaxAttempts > 0 && g.attempts >= g.policy.MaxAttempts {
 		t.add(at, h, g, what, reason)
 		t.add(at, h, g, "dead-lettered", reason)
 		g.dead, g.replayed = true, false
@@ -289,5 +290,11 @@ func (t *tracer) failed(at partition.Index, h header, g *traced, what, reason st
 	if reason != "" {
 		detail = reason + "; " + detail
 	}
+	if free {
+		detail += "; the circuit was open: not charged"
+	}
 	t.add(at, h, g, what, detail)
+	if free {
+		g.attempts--
+	}
 }

@@ -113,11 +113,15 @@ func (r rowsOf) policies() (ps []policyFrom, err error) {
 type past struct {
 	policies []policyFrom
 	void     map[partition.Index]bool // entries that did nothing with the message
+	free     map[partition.Index]bool // entries in which it failed and was not charged
 }
 
 func (g *group) past(o partition.Offset) (p past, err error) {
 	if p.void, err = g.rows.voided(o); err == nil {
 		p.policies, err = g.rows.policies()
+	}
+	if err == nil {
+		p.free, err = g.rows.uncharged(o)
 	}
 	return p, err
 }
@@ -135,4 +139,19 @@ func (p past) policyAt(at partition.Index) (Policy, bool) {
 		return Policy{}, false
 	}
 	return p.policies[n-1].policy, true
+}
+
+// putUncharged notes that a message failed in an entry and was not charged, as
+// the group's circuit was open.
+func (r rowsOf) putUncharged(at partition.Index, o partition.Offset) {
+	r.Put(r.key2(rowUncharged, uint64(o), partition.Offset(at)), []byte{rowVersion})
+}
+
+func (r rowsOf) uncharged(o partition.Offset) (map[partition.Index]bool, error) {
+	res := make(map[partition.Index]bool)
+	err := r.Scan(r.key(rowUncharged, o), nil, func(k, _ []byte) bool {
+		res[partition.Index(lastOffset(k))] = true
+		return true
+	})
+	return res, err
 }

@@ -98,9 +98,12 @@ type Policy struct {
 	MaxInFlightMember    uint32           // most deliveries that one member holds
 	MaxInFlightPartition uint32           // most deliveries out in a partition; memory: ~200 B each
 	OnExhaustion         Exhaustion
-	AtMostOnce           bool   // the hand-out settles; nothing is retried
-	MaxDeferred          uint32 // most messages that wait in a partition, nearly all of them on disk
-	MaxDeferredKey       uint32 // so many that wait behind one key are an alarm
+	AtMostOnce           bool             // the hand-out settles; nothing is retried
+	MaxDeferred          uint32           // most messages that wait in a partition, nearly all of them on disk
+	MaxDeferredKey       uint32           // so many that wait behind one key are an alarm
+	BreakerPercent       uint32           // the circuit opens when so many of the hand-outs in the window failed; 0: never
+	BreakerKeys          uint32           // and over so many keys at least
+	BreakerWindow        partition.Millis // that it looks back
 	Retention            Retention
 	HoldBytes            uint64           // hold: most bytes of a partition kept beyond the topic's limits; 0: any number
 	HoldAge              partition.Millis // hold: the oldest message that is kept for the group; 0: of any age
@@ -120,6 +123,8 @@ func Default() Policy {
 		OnExhaustion:         Skip,
 		MaxDeferred:          2_000_000,
 		MaxDeferredKey:       10_000,
+		BreakerKeys:          20,
+		BreakerWindow:        30_000,
 		Retention:            Expire,
 		HoldBytes:            DefaultHoldBytes,
 	}
@@ -164,6 +169,11 @@ func (p Policy) Validate() error {
 	count("max_attempts", p.MaxAttempts, 0, 1_000_000)
 	count("max_in_flight_member", p.MaxInFlightMember, 1, 100_000)
 	count("max_in_flight_partition", p.MaxInFlightPartition, 1, 1_000_000)
+	count("breaker_failed_percent", p.BreakerPercent, 0, 100)
+	if p.BreakerPercent > 0 {
+		count("breaker_keys", p.BreakerKeys, 1, MaxBreakerKeys)
+		span("breaker_window", p.BreakerWindow, 100, hour)
+	}
 	count("max_deferred", p.MaxDeferred, 1, 10_000_000)
 	count("max_deferred_key", p.MaxDeferredKey, 1, 10_000_000)
 	if p.Retention != Expire && p.Retention != Hold {

@@ -22,6 +22,9 @@ func drawPolicy(t *rapid.T) Policy {
 	p.MaxInFlightPartition = rapid.SampledFrom([]uint32{1, 4, 1000}).Draw(t, "partition")
 	p.MaxDeferred = rapid.SampledFrom([]uint32{2, 10, 1000}).Draw(t, "deferred")
 	p.MaxDeferredKey = rapid.SampledFrom([]uint32{1, 5, 1000}).Draw(t, "deferred key")
+	p.BreakerPercent = rapid.SampledFrom([]uint32{0, 0, 50, 90}).Draw(t, "breaker")
+	p.BreakerKeys = rapid.Uint32Range(1, 3).Draw(t, "breaker keys")
+	p.BreakerWindow = rapid.SampledFrom([]partition.Millis{100, 1000, 30_000}).Draw(t, "breaker window")
 	if p.OnExhaustion == Skip && rapid.IntRange(0, 9).Draw(t, "amo") == 0 {
 		p.AtMostOnce = true
 	}

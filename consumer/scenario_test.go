@@ -417,6 +417,10 @@ func (s *scenario) policy(t *testing.T, d *datadriven.TestData, p Policy) Policy
 			p.MaxDeferred = uint32(val())
 		case "max-deferred-key":
 			p.MaxDeferredKey = uint32(val())
+		case "breaker":
+			p.BreakerPercent, p.BreakerWindow = uint32(val()), 30_000
+		case "breaker-keys":
+			p.BreakerKeys = uint32(val())
 		case "hold":
 			p.Retention = Hold
 		case "hold-bytes":

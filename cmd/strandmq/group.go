@@ -36,6 +36,8 @@ type policyFlags struct {
 	attempts                                  countFlag
 	memberLimit, partitionLimit               countFlag
 	deferred, deferredKey                     countFlag
+	breaker, breakerKeys                      countFlag
+	breakerWindow                             spanFlag
 	atMostOnce                                bool
 	retention                                 string
 	holdBytes                                 sizeFlag
@@ -61,13 +63,16 @@ func (p *policyFlags) flags(c *cobra.Command, defaults bool) {
 	f.Var(&p.partitionLimit, "max-in-flight-partition", "the most deliveries that a partition may have out"+def("10000"))
 	f.Var(&p.deferred, "max-deferred", "the most messages of a partition that wait behind blocked keys"+def("2000000"))
 	f.Var(&p.deferredKey, "max-deferred-key", "so many messages that wait behind one key are an alarm"+def("10000"))
+	f.Var(&p.breaker, "breaker-failed-percent", "when so many of the last deliveries failed, try one message at a time and charge nothing; 0: never"+def("0"))
+	f.Var(&p.breakerKeys, "breaker-keys", "and they were of so many keys at least"+def("20"))
+	f.Var(&p.breakerWindow, "breaker-window", "how far that looks back"+def("30s"))
 	f.BoolVar(&p.atMostOnce, "at-most-once", false, "the hand-out settles: nothing is retried")
 	f.StringVar(&p.retention, "retention", "", "expire: lose what the topic's limits remove, with a record; hold: keep it, up to the limits below"+def("expire"))
 	f.Var(&p.holdBytes, "hold-limit-bytes", "hold: the most of a partition that is kept beyond the topic's limits; 0: without limit"+def("1GiB"))
 	f.Var(&p.holdAge, "hold-limit-age", "hold: the oldest message that is kept; 0: of any age"+def("0"))
 	for _, name := range []string{
 		"hold-limit-bytes", "hold-limit-age", "ack-deadline", "max-hold", "max-attempts", "backoff", "backoff-max", "max-in-flight-member",
-		"max-in-flight-partition", "max-deferred", "max-deferred-key",
+		"max-in-flight-partition", "max-deferred", "max-deferred-key", "breaker-failed-percent", "breaker-keys", "breaker-window",
 	} {
 		f.Lookup(name).DefValue = ""
 	}
@@ -123,6 +128,7 @@ func (p *policyFlags) policy(c *cobra.Command) (*strandmqv1.GroupPolicy, error) 
 		{"max-hold", &p.maxHold, &out.MaxHoldMs},
 		{"backoff", &p.backoff, &out.BackoffMs},
 		{"backoff-max", &p.backoffMax, &out.BackoffMaxMs},
+		{"breaker-window", &p.breakerWindow, &out.BreakerWindowMs},
 		{"hold-limit-age", &p.holdAge, &out.HoldLimitMs},
 	} {
 		if set(s.name) {
@@ -143,6 +149,8 @@ func (p *policyFlags) policy(c *cobra.Command) (*strandmqv1.GroupPolicy, error) 
 		{"max-in-flight-partition", &p.partitionLimit, &out.MaxInFlightPartition},
 		{"max-deferred", &p.deferred, &out.MaxDeferred},
 		{"max-deferred-key", &p.deferredKey, &out.MaxDeferredKey},
+		{"breaker-failed-percent", &p.breaker, &out.BreakerFailedPercent},
+		{"breaker-keys", &p.breakerKeys, &out.BreakerKeys},
 	} {
 		if set(n.name) {
 			*n.into = proto.Uint32(n.flag.n)
@@ -193,6 +201,9 @@ func (a *app) groupFacts(g *strandmqv1.Group) {
 		"deferred at most", fmt.Sprintf("%d a partition, alarm at %d a key", p.GetMaxDeferred(), p.GetMaxDeferredKey()),
 		"retention", retentionText(p),
 		"created", stamp(g.GetCreated()),
+	}
+	if n := p.GetBreakerFailedPercent(); n > 0 {
+		pairs = append(pairs, "circuit opens", fmt.Sprintf("at %d %% failed within %s, over %d keys", n, quantity.FormatSpan(span(p.GetBreakerWindowMs())), p.GetBreakerKeys()))
 	}
 	if p.GetAtMostOnce() {
 		pairs = append(pairs, "delivery", "at most once")

@@ -1086,9 +1086,18 @@ type GroupPolicy struct {
 	HoldLimitBytes *uint64 `protobuf:"varint,14,opt,name=hold_limit_bytes,json=holdLimitBytes,proto3,oneof" json:"hold_limit_bytes,omitempty"`
 	// For hold: the greatest age of a message that is kept for the group, in
 	// milliseconds. 0: without limit (the default).
-	HoldLimitMs   *int64 `protobuf:"varint,15,opt,name=hold_limit_ms,json=holdLimitMs,proto3,oneof" json:"hold_limit_ms,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HoldLimitMs *int64 `protobuf:"varint,15,opt,name=hold_limit_ms,json=holdLimitMs,proto3,oneof" json:"hold_limit_ms,omitempty"`
+	// The group's circuit opens when at least so many per cent of the deliveries
+	// that ended within breaker_window_ms failed, over at least breaker_keys keys:
+	// then one message at a time is tried, and failures are not charged, until one
+	// is handled. 0: never. Default 0.
+	BreakerFailedPercent *uint32 `protobuf:"varint,20,opt,name=breaker_failed_percent,json=breakerFailedPercent,proto3,oneof" json:"breaker_failed_percent,omitempty"`
+	// 1 to 1,000. Default 20.
+	BreakerKeys *uint32 `protobuf:"varint,21,opt,name=breaker_keys,json=breakerKeys,proto3,oneof" json:"breaker_keys,omitempty"`
+	// 100 to 1 hour, in milliseconds. Default 30,000.
+	BreakerWindowMs *int64 `protobuf:"varint,22,opt,name=breaker_window_ms,json=breakerWindowMs,proto3,oneof" json:"breaker_window_ms,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GroupPolicy) Reset() {
@@ -1222,6 +1231,27 @@ func (x *GroupPolicy) GetHoldLimitBytes() uint64 {
 func (x *GroupPolicy) GetHoldLimitMs() int64 {
 	if x != nil && x.HoldLimitMs != nil {
 		return *x.HoldLimitMs
+	}
+	return 0
+}
+
+func (x *GroupPolicy) GetBreakerFailedPercent() uint32 {
+	if x != nil && x.BreakerFailedPercent != nil {
+		return *x.BreakerFailedPercent
+	}
+	return 0
+}
+
+func (x *GroupPolicy) GetBreakerKeys() uint32 {
+	if x != nil && x.BreakerKeys != nil {
+		return *x.BreakerKeys
+	}
+	return 0
+}
+
+func (x *GroupPolicy) GetBreakerWindowMs() int64 {
+	if x != nil && x.BreakerWindowMs != nil {
+		return *x.BreakerWindowMs
 	}
 	return 0
 }
@@ -4605,7 +4635,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x12DeleteTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x18\n" +
 	"\aconfirm\x18\x02 \x01(\tR\aconfirm\"\x15\n" +
-	"\x13DeleteTopicResponse\"\xaf\a\n" +
+	"\x13DeleteTopicResponse\"\x85\t\n" +
 	"\vGroupPolicy\x12*\n" +
 	"\x04mode\x18\x01 \x01(\x0e2\x16.strandmq.v1.GroupModeR\x04mode\x12+\n" +
 	"\x0fack_deadline_ms\x18\x02 \x01(\x03H\x00R\rackDeadlineMs\x88\x01\x01\x12#\n" +
@@ -4625,7 +4655,10 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\tretention\x18\r \x01(\x0e2\x1b.strandmq.v1.GroupRetentionR\tretention\x12-\n" +
 	"\x10hold_limit_bytes\x18\x0e \x01(\x04H\n" +
 	"R\x0eholdLimitBytes\x88\x01\x01\x12'\n" +
-	"\rhold_limit_ms\x18\x0f \x01(\x03H\vR\vholdLimitMs\x88\x01\x01B\x12\n" +
+	"\rhold_limit_ms\x18\x0f \x01(\x03H\vR\vholdLimitMs\x88\x01\x01\x129\n" +
+	"\x16breaker_failed_percent\x18\x14 \x01(\rH\fR\x14breakerFailedPercent\x88\x01\x01\x12&\n" +
+	"\fbreaker_keys\x18\x15 \x01(\rH\rR\vbreakerKeys\x88\x01\x01\x12/\n" +
+	"\x11breaker_window_ms\x18\x16 \x01(\x03H\x0eR\x0fbreakerWindowMs\x88\x01\x01B\x12\n" +
 	"\x10_ack_deadline_msB\x0e\n" +
 	"\f_max_hold_msB\x0f\n" +
 	"\r_max_attemptsB\r\n" +
@@ -4637,7 +4670,10 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\r_max_deferredB\x13\n" +
 	"\x11_max_deferred_keyB\x13\n" +
 	"\x11_hold_limit_bytesB\x10\n" +
-	"\x0e_hold_limit_ms\"\xb6\x01\n" +
+	"\x0e_hold_limit_msB\x19\n" +
+	"\x17_breaker_failed_percentB\x0f\n" +
+	"\r_breaker_keysB\x14\n" +
+	"\x12_breaker_window_ms\"\xb6\x01\n" +
 	"\rStartPosition\x12\x1c\n" +
 	"\bearliest\x18\x01 \x01(\bH\x00R\bearliest\x12\x18\n" +
 	"\x06latest\x18\x02 \x01(\bH\x00R\x06latest\x12\x18\n" +
