@@ -14,16 +14,17 @@ KILLS    ?= 10
 
 # Packages with goroutines of their own: their tests run again under the race
 # detector, shortened (-short), since it makes them about ten times slower.
-RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/retry/... ./loadtest/... ./cmd/strandmq/...
+RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/duplex/... ./internal/retry/... ./loadtest/... ./cmd/strandmq/...
 
 # How long `make fuzz` spends on each target, and which benchmarks run how.
 FUZZTIME  ?= 20s
 BENCH     ?= .
 BENCHTIME ?= 1s
 COUNT     ?= 1
+SHAPES    ?= .*
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench fuzz generate generate-check lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker fuzz generate generate-check lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -62,9 +63,14 @@ race: ## Tests of the concurrent packages under the race detector (needs a C com
 		echo 'SKIPPED: the race detector needs a C compiler and there is none here; install gcc and run make race.'; \
 	fi
 
-bench: ## Benchmarks; BENCH=regexp BENCHTIME=1s COUNT=1
-	$(GO) test -run '^$$' -bench '$(BENCH)' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
+bench: bench-broker ## Benchmarks, the broker's first; BENCH=regexp BENCHTIME=1s COUNT=1
+	$(GO) test -run '^$$' -bench '$(BENCH)' -skip '^BenchmarkShapes$$' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
 		$$($(GO) list ./... | grep -v /internal/house)
+
+bench-broker: ## The load test's shapes against a real broker, 7 s each; SHAPES='w1|w3.*' COUNT=1; JSON in bin/shapes.json
+	@mkdir -p bin
+	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkShapes$$/^($(SHAPES))$$' -benchtime 1x -count $(COUNT) -timeout 60m \
+		-shapes.json '$(CURDIR)/bin/shapes.json'
 
 fuzz: ## Every fuzz target for FUZZTIME=20s
 	@for pkg in $$($(GO) list ./...); do \

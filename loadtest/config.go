@@ -42,7 +42,16 @@ type Config struct {
 	Backoff     time.Duration // the first wait after a failure; 0: 200 ms
 	MaxAttempts uint32        // then a message is a dead letter; 0: never
 
-	NoIDs    bool          // without message ids; an unknown outcome then stays unknown
+	NoIDs bool // without message ids; an unknown outcome then stays unknown
+	// Publish with a producer's sequence, which tells a repeat like an id, for a
+	// row of each batch instead of each message. Record batches only.
+	Sequences bool
+	// Over streams: the most messages of a partition that wait for their receipt;
+	// 0: 512.
+	InFlight int
+	// Over streams: send readable messages instead of record batches.
+	Messages bool
+
 	RetryFor time.Duration // how long to repeat a call while the broker is away; 0: 1 min
 	DrainFor time.Duration // how long nothing may move before waiting for the groups ends; 0: 30 s
 	Keep     bool          // leave topic and groups on the broker
@@ -76,6 +85,7 @@ func (c Config) withDefaults() Config {
 	set(&c.RetryFor, time.Minute)
 	set(&c.DrainFor, 30*time.Second)
 	set(&c.Tick, time.Second)
+	set(&c.InFlight, 512)
 	return c
 }
 
@@ -112,6 +122,8 @@ func (c Config) Validate() error {
 	want(c.Take >= 1 && c.Take <= 1000, "take: %d; from 1 to 1,000", c.Take)
 	want(c.Batch < 1 || c.Batch > 1000 || c.Size > 1<<20 || c.Batch*(c.Size+200) <= 4<<20,
 		"batch and size: %d messages of %d bytes are more than the 4 MiB of one publish", c.Batch, c.Size)
+	want(c.InFlight >= 1 && c.InFlight <= 100_000, "in-flight: %d; from 1 to 100,000", c.InFlight)
+	want(!c.Sequences || !c.Messages, "sequences and messages: a producer's sequence needs record batches, since all messages of a call must have one key otherwise")
 	want(c.Warmup >= 0 && c.Duration > 0, "warmup and duration must not be negative")
 	want(c.Nack >= 0 && c.Lapse >= 0 && c.Nack+c.Lapse < 100, "nack and lapse: %v and %v percent; together below 100, or nothing is ever done", c.Nack, c.Lapse)
 	want(c.Crash == 0 || c.Crash >= 10*time.Millisecond, "crash: every %v; at least every 10ms", c.Crash)

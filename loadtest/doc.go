@@ -25,8 +25,18 @@
 //
 // Everything is sent until it has a receipt or a final refusal, which ends the
 // run. Members tell the judge what they are about to ask before they ask it, so
-// that a verdict is a proof. The seam to the broker (Broker, Publisher, Session)
-// is what a stream has to offer too.
+// that a verdict is a proof. The seam to the broker is Broker, Publisher and
+// Session: over unary calls (unary_client.go), or over streams (stream_*.go).
+//
+// A Shape is the other way to load: one of the workloads by which brokers are
+// compared, at full speed (RunShape). There the load test must cost next to
+// nothing, since it shares the processor with the broker, so it has a path of
+// its own, without an allocation for a message: a pump that fills frames, takers
+// that settle runs, and a check that counts.
+//
+//	lanes ─records─► pump ─frames─► broker ─frames─► taker ─runs─► acks
+//	                   ▲  ◄─answers─                   │
+//	                   └────────── room ◄──────────────┴─► check.Tally
 //
 // A run keeps nothing on the broker that it made, unless it is told to.
 package loadtest

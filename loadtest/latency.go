@@ -50,6 +50,19 @@ func (l *latencies) record(writer int, measured bool, nanos ...int64) {
 	}
 }
 
+// recordMany adds the same latency for so many messages.
+func (l *latencies) recordMany(writer int, measured bool, nanos, count int64) {
+	s := &l.shards[writer%len(l.shards)]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := min(max(nanos/int64(time.Microsecond), finest), longest)
+	// Values are within the range by the line above.
+	_ = s.recent.RecordValues(v, count)
+	if measured {
+		_ = s.all.RecordValues(v, count)
+	}
+}
+
 // look merges what came since the last look.
 func (l *latencies) look() Latency {
 	sum := hdrhistogram.New(finest, longest, digits)

@@ -144,7 +144,9 @@ func (m *member) session(ctx, all context.Context, s Session) (err error) {
 	m.g.mu.Lock()
 	m.g.judge.Gone(number)
 	m.g.mu.Unlock()
-	if ctx.Err() != nil {
+	if ctx.Err() == nil {
+		s.Drop()
+	} else {
 		leave, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer done()
 		err = s.Leave(leave)
@@ -170,19 +172,24 @@ func (m *member) take(got []Delivery, session, asked uint64) []held {
 	defer g.mu.Unlock()
 	for i := range got {
 		d := &got[i]
+		settle := Settlement{Token: d.Token, Number: d.Number}
+		since := asked
+		if d.Pushed {
+			since = 0
+		}
 		who, due, ours, whole := readBody(d.Body, d.Key, g.r.id, c.Size)
 		switch {
 		case !ours && g.r.shared:
 			g.foreign.Add(1)
-			list = append(list, held{s: Settlement{Token: d.Token}})
+			list = append(list, held{s: settle})
 			continue
 		case !whole:
 			g.judge.Alter(d.Place, "is not as it was sent")
-			list = append(list, held{s: Settlement{Token: d.Token}})
+			list = append(list, held{s: settle})
 			continue
 		}
 		first := g.judge.Arrived(check.Arrival{
-			Sent: who, Place: d.Place, Attempt: d.Attempt, Session: session, Asked: asked,
+			Sent: who, Place: d.Place, Attempt: d.Attempt, Session: session, Asked: since,
 			HandedOut: d.Deadline - c.AckDeadline.Milliseconds(), Deadline: d.Deadline,
 		})
 		if first {
@@ -195,7 +202,7 @@ func (m *member) take(got []Delivery, session, asked uint64) []held {
 		} else {
 			g.repeated.Add(1)
 		}
-		h := held{who: who, ours: true, attempt: d.Attempt, s: Settlement{Token: d.Token}, ends: true}
+		h := held{who: who, ours: true, attempt: d.Attempt, s: settle, ends: true}
 		switch chance := m.rand.Float64() * 100; {
 		case chance < c.Nack:
 			h.s.Nack = true

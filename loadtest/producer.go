@@ -67,6 +67,7 @@ func (p *producer) work(ctx context.Context) error {
 	flush, cancel := context.WithTimeout(context.WithoutCancel(ctx), p.r.c.RetryFor)
 	defer cancel()
 	err = errors.Join(err, p.way.Flush(flush))
+	p.way.Close()
 	if fault := p.fault.Load(); fault != nil {
 		return *fault
 	}

@@ -11,6 +11,7 @@ import (
 type Report struct {
 	Broker      string    `json:"broker_version"`
 	Topic       string    `json:"topic"`
+	Shape       string    `json:"shape,omitempty"`
 	Began       time.Time `json:"began"`
 	Load        Load      `json:"load"`
 	Interrupted bool      `json:"interrupted"` // publishing was ended before its time

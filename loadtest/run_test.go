@@ -23,13 +23,14 @@ func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 // textbook is a broker in memory: one partition, each group one message of a key
 // at a time. A fault can be planted.
 type textbook struct {
-	plant string        // what to do wrong, once
+	plant string        // what to do wrong
+	times int           // how often; 0: once
 	slow  time.Duration // how long the third publish takes
 	pace  time.Duration // how long each takes
 	stop  int64         // refuse everything after so many publishes; 0: never
 
 	mu        sync.Mutex
-	planted   bool
+	planted   int
 	log       []Message
 	groups    map[string]*bookGroup
 	publishes int64
@@ -58,10 +59,10 @@ func newTextbook() *textbook { return &textbook{groups: map[string]*bookGroup{}}
 
 // once tells whether to do a planted fault now.
 func (b *textbook) once(fault string) bool {
-	if b.plant != fault || b.planted {
+	if b.plant != fault || b.planted >= max(b.times, 1) {
 		return false
 	}
-	b.planted = true
+	b.planted++
 	return true
 }
 
@@ -70,6 +71,8 @@ func (b *textbook) Publisher(string) Publisher { return bookPublisher{b} }
 type bookPublisher struct{ b *textbook }
 
 func (p bookPublisher) Flush(context.Context) error { return nil }
+
+func (p bookPublisher) Close() {}
 
 func (p bookPublisher) Send(ctx context.Context, batch []Message, done func([]*Receipt, error)) {
 	n := atomic.AddInt64(&p.b.publishes, 1)
@@ -116,6 +119,8 @@ func (b *textbook) Join(_ context.Context, _, group, _ string) (Session, error) 
 
 // Leave gives nothing back: what a session held lapses by its deadline.
 func (s *bookSession) Leave(context.Context) error { return nil }
+
+func (s *bookSession) Drop() {}
 
 func (s *bookSession) Receive(ctx context.Context, most int, wait time.Duration) ([]Delivery, error) {
 	for end := time.Now().Add(wait); ; {
@@ -328,8 +333,8 @@ func TestRunFindsFaults(t *testing.T) {
 		c := short()
 		c.AckDeadline = 5 * time.Second
 		rep := run1(t, c, b)
-		if !b.planted || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 || len(rep.Verdict.Examples) == 0 {
-			t.Errorf("%s (planted: %v): %+v", plant, b.planted, rep.Verdict)
+		if b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 || len(rep.Verdict.Examples) == 0 {
+			t.Errorf("%s (planted: %d): %+v", plant, b.planted, rep.Verdict)
 		}
 	}
 }

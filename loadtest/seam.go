@@ -23,19 +23,24 @@ type Receipt struct {
 
 // Delivery is what a member gets.
 type Delivery struct {
-	Key      string
-	Body     []byte
-	Place    check.Place
-	Attempt  uint32
-	Token    string
+	Key     string
+	Body    []byte
+	Place   check.Place
+	Attempt uint32
+	Token   string
+	Number  uint64 // instead of the token, where a stream numbers deliveries
+	// The broker sent it without being asked: it may have been on its way, or in
+	// a queue of the session, for long.
+	Pushed   bool
 	Deadline int64 // by the broker's clock, in milliseconds since 1970
 	Replayed bool
 }
 
 // Settlement is what becomes of a delivery.
 type Settlement struct {
-	Token string
-	Nack  bool // else it is an ack
+	Token  string
+	Number uint64 // instead of the token, as in the Delivery
+	Nack   bool   // else it is an ack
 }
 
 // Broker is the way to a broker. All of it is safe for concurrent use, repeats
@@ -60,6 +65,8 @@ type Publisher interface {
 	Send(ctx context.Context, batch []Message, done func([]*Receipt, error))
 	// Flush waits until done was called for all that was sent.
 	Flush(ctx context.Context) error
+	// Close ends the way; what Flush did not see done is done with an error.
+	Close()
 }
 
 // Session is a member's. Receive and Settle may run at the same time.
@@ -69,6 +76,9 @@ type Session interface {
 	Receive(ctx context.Context, most int, wait time.Duration) ([]Delivery, error)
 	// Settle answers for each settlement in its place.
 	Settle(ctx context.Context, list []Settlement) ([]check.Outcome, error)
+	// Drop ends the session as a crash does: what it holds lapses, charged. By
+	// unary calls there is nothing to break off, and its next session ends it.
+	Drop()
 	// Leave gives back what the session holds. A session that had ended is the
 	// Refusal SESSION_ENDED.
 	Leave(ctx context.Context) error

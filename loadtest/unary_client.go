@@ -130,6 +130,8 @@ func (u *unary) Publisher(topic string) Publisher { return &unaryPublisher{u: u,
 
 func (p *unaryPublisher) Flush(context.Context) error { return nil }
 
+func (p *unaryPublisher) Close() {}
+
 // Send sends the batch until every message has a receipt. Messages that were
 // refused for now are sent again, alone and in their order: the broker refuses
 // the later ones of a key together with an earlier one. A lost answer is asked
@@ -215,6 +217,8 @@ func (u *unary) Join(ctx context.Context, topic, group, member string) (Session,
 	}
 	return &unarySession{u: u, topic: topic, group: group, member: member, session: res.GetSession()}, nil
 }
+
+func (s *unarySession) Drop() {}
 
 func (s *unarySession) Leave(ctx context.Context) error {
 	_, err := ask(ctx, s.u, 0, callTime, s.u.consume.Leave, &strandmqv1.LeaveRequest{
@@ -314,6 +318,11 @@ func (u *unary) CreateTopic(ctx context.Context, topic string, partitions uint32
 	}
 	res, err := ask(ctx, u, u.retryFor, callTime, u.topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: topic, Partitions: partitions})
 	return res.GetExisted(), err
+}
+
+// route asks how keys become partitions.
+func (u *unary) route(ctx context.Context, topic string) (*strandmqv1.RouteResponse, error) {
+	return ask(ctx, u, u.retryFor, callTime, u.publish.Route, &strandmqv1.RouteRequest{Topic: topic})
 }
 
 func (u *unary) DeleteTopic(ctx context.Context, topic string) error {

@@ -22,6 +22,10 @@ type loadFlags struct {
 	attempts   countFlag
 	size       sizeFlag
 	ids        bool
+	shape      string
+	transport  string
+	window     countFlag
+	count      countFlag
 
 	warmup, duration, crash, away, ackDeadline, backoff, retryFor, drainFor spanFlag
 }
@@ -42,9 +46,13 @@ delivered out of the order of its key, or two of a key at a time?
 With --rate, messages are due by a schedule that waits for nobody, and latency
 counts from the moment that a message was due: to its receipt (publish), and to
 its first delivery (end to end). A stall of the broker is therefore seen by all
-that came due meanwhile. Without --rate, every producer sends its next batch when
-the last one has its receipts: that finds what the broker can carry, and its
-latencies are those of a broker that is always full.
+that came due meanwhile. Without --rate, every producer sends for as long as
+--in-flight lets it: that finds what the broker can carry, and its latencies are
+those of a broker that is always full.
+
+With --shape, it is one of the workloads by which brokers are compared: see
+docs/loadtest.md. They push harder than a load of your own can, let nothing fail,
+and check by counting.
 
 Failures are mixed in with --nack, --lapse and --crash; the checker expects what
 was promised all the same. Everything else that fails is tried again, so the
@@ -63,15 +71,25 @@ docs/loadtest.md says what each figure means.`,
   strandmq loadtest --rate 2000 --nack 5 --lapse 1 --crash 3s --members 8
   strandmq loadtest --producers 16 --batch 500 --size 1KiB --duration 10s --groups 0
   strandmq loadtest --keys 1000000 --zipf 0.99 --rate 10000
+  strandmq loadtest --shape w3max --duration 10s
+  strandmq loadtest --transport unary --producers 16 --rate 2000
   strandmq loadtest --topic orders-test --keep --duration 5s --output json`,
 		Args: exact(),
 	}, func(cmd *cobra.Command, args []string) error {
 		return a.runLoadtest(cmd, &f)
 	})
 	fl := c.Flags()
+	fl.StringVar(&f.shape, "shape", "", "a limit to find instead, as fast as it goes: "+loadtest.ShapeNames())
+	fl.Var(&f.window, "window", "with --shape, the most published and not handled messages of a partition; 0 is no bound")
+	fl.Var(&f.count, "count", "with --shape w4, how many messages to publish first")
+	fl.StringVar(&f.transport, "transport", "stream", "stream, or unary: a call for each batch")
+	fl.IntVar(&f.c.InFlight, "in-flight", 512, "over streams, the most messages of a partition that wait for their receipt")
+	fl.BoolVar(&f.c.Messages, "messages", false, "over streams, publish readable messages instead of record batches")
+	fl.BoolVar(&f.c.Sequences, "sequences", false, "over streams, publish with a producer's sequence")
+	must(c.RegisterFlagCompletionFunc("transport", words("stream", "unary")))
 	fl.StringVar(&f.c.Topic, "topic", "", "the topic (default: a new one of a name of its own)")
 	fl.Var(&f.partitions, "partitions", "how many partitions a new topic gets")
-	fl.IntVar(&f.c.Producers, "producers", 4, "how many producers, each with one batch on its way at a time")
+	fl.IntVar(&f.c.Producers, "producers", 4, "how many producers, each on a stream of its own; by unary calls, with one batch on its way at a time")
 	fl.IntVar(&f.c.Groups, "groups", 1, "how many groups, each of which gets everything; 0 only publishes")
 	fl.IntVar(&f.c.Members, "members", 4, "how many members each group has")
 	fl.Var(&f.keys, "keys", "how many keys there are")
@@ -98,9 +116,12 @@ docs/loadtest.md says what each figure means.`,
 }
 
 func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
+	if f.shape != "" {
+		return a.runShape(cmd, f)
+	}
 	c := f.c
 	// Zero means the default there, and nothing here.
-	for name, n := range map[string]int{"producers": c.Producers, "members": c.Members, "batch": c.Batch, "take": c.Take} {
+	for name, n := range map[string]int{"producers": c.Producers, "members": c.Members, "batch": c.Batch, "take": c.Take, "in-flight": c.InFlight} {
 		if n < 1 {
 			return usagef("--%s %d: at least 1", name, n)
 		}
@@ -118,6 +139,15 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 			return err
 		}
 	}
+	for _, name := range []string{"window", "count"} {
+		if cmd.Flags().Changed(name) {
+			return usagef("--%s: it is of a shape; --shape names one", name)
+		}
+	}
+	way, err := f.way(cmd)
+	if err != nil {
+		return err
+	}
 	c.Partitions, c.Keys, c.MaxAttempts, c.Size = f.partitions.n, f.keys.n, f.attempts.n, int(f.size.n)
 	c.Warmup, c.Duration, c.Crash, c.Away = f.warmup.d, f.duration.d, f.crash.d, f.away.d
 	c.AckDeadline, c.Backoff, c.RetryFor, c.DrainFor = f.ackDeadline.d, f.backoff.d, f.retryFor.d, f.drainFor.d
@@ -127,7 +157,7 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 	}
 	show := a.newLoadProgress()
 	c.Tick, c.Tell = show.every, show.tell
-	broker, done := loadtest.Unary(a.server, c)
+	broker, done := way(a.server, c)
 	defer done()
 	rep, err := loadtest.Run(cmd.Context(), c, broker)
 	show.board.settle()
@@ -141,6 +171,22 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 		return fmt.Errorf("the run ended early: %w", err)
 	}
 	return verdictError(rep)
+}
+
+// way gives the transport that the flags ask for.
+func (f *loadFlags) way(cmd *cobra.Command) (func(string, loadtest.Config) (loadtest.Broker, func()), error) {
+	switch f.transport {
+	case "stream":
+		return loadtest.Streams, nil
+	case "unary":
+		for _, name := range []string{"in-flight", "messages", "sequences"} {
+			if cmd.Flags().Changed(name) {
+				return nil, usagef("--%s: unary calls carry readable messages, one call after the other; it needs --transport stream", name)
+			}
+		}
+		return loadtest.Unary, nil
+	}
+	return nil, usagef("--transport %q: there are stream and unary", f.transport)
 }
 
 // verdictError turns a verdict that is not good into exit code 1.

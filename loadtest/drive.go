@@ -1,0 +1,397 @@
+package loadtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/strandmq/strandmq/internal/check"
+)
+
+// drive is one run of a shape. Its goroutines end before RunShape returns.
+type drive struct {
+	c      Config
+	shape  Shape
+	server string
+	broker *unary
+
+	topic    string
+	producer string // its id, for sequences
+	lanes    *lanes
+	crowd    *crowd
+	pump     *pump
+	singles  []*single
+
+	start   time.Time
+	begin   atomic.Int64 // of the figures, from the start
+	end     atomic.Int64
+	publish *latencies
+	unsent  uint64
+}
+
+func (d *drive) since() int64 { return int64(time.Since(d.start)) }
+
+func (d *drive) inFigures(at int64) bool { return at >= d.begin.Load() && at < d.end.Load() }
+
+// wake tells the pump that a member has handled something.
+func (d *drive) wake() {
+	if d.pump != nil && d.shape.Window > 0 {
+		select {
+		case d.pump.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+// Measure is called when the time of the figures begins, and when it ends.
+type Measure func(begins bool)
+
+// RunShape runs a shape against the broker at a URL. Of the configuration, what
+// the shape does not say counts: partitions, members, in-flight, ids, sequences,
+// messages, progress. A refusal ends the run: nothing is tried
+// again, since that would be in the figures. When ctx ends, so does publishing.
+func RunShape(ctx context.Context, server string, s Shape, c Config, measure Measure) (*Report, error) {
+	c = s.fill(c)
+	if err := s.Validate(c); err != nil {
+		return nil, err
+	}
+	c = c.withDefaults()
+	b, done := Unary(server, c)
+	defer done()
+	id := uuid.New()
+	d := &drive{c: c, shape: s, server: server, broker: b.(*unary), publish: newLatencies(), topic: "loadtest-" + id.String()[:13]}
+	var run uint64
+	for _, x := range id[:8] {
+		run = run<<8 | uint64(x)
+	}
+	d.producer = fmt.Sprintf("loadtest-%x", run)
+	version, err := b.Version(ctx)
+	if err != nil {
+		return nil, err
+	}
+	existed, err := b.CreateTopic(ctx, d.topic, c.Partitions)
+	if err != nil {
+		return nil, err
+	}
+	if existed {
+		return nil, fmt.Errorf("topic %s is there already: a shape needs one of its own", d.topic)
+	}
+	rep, err := d.run(ctx, run, version, measure)
+	if !c.Keep {
+		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
+		defer cancel()
+		err = errors.Join(err, b.DeleteTopic(clean, d.topic))
+	}
+	return rep, err
+}
+
+func (d *drive) run(ctx context.Context, run uint64, version string, measure Measure) (*Report, error) {
+	route, err := d.broker.route(ctx, d.topic)
+	if err != nil {
+		return nil, err
+	}
+	if d.lanes, err = newLanes(run, d.shape.Size, d.shape.Keys, d.c.Seed, route); err != nil {
+		return nil, err
+	}
+	if d.c.Groups > 0 {
+		d.crowd = &crowd{d: d, name: "loadtest", tally: check.NewTally("loadtest", d.shape.Keys), latency: newLatencies()}
+		if err := d.broker.CreateGroup(ctx, d.topic, d.crowd.name, Policy{
+			AckDeadline: d.c.AckDeadline, Backoff: d.c.Backoff, MaxAttempts: d.c.MaxAttempts,
+		}); err != nil {
+			return nil, err
+		}
+	}
+	began := time.Now()
+	drained, rest, err := d.load(ctx, measure)
+	rep := d.report(began, version)
+	rep.Drained, rep.Drain, rep.Interrupted = drained, milliseconds(rest), ctx.Err() != nil
+	if d.crowd != nil {
+		for _, x := range d.lanes.all {
+			for _, k := range x.keys {
+				if err == nil { // all that was sent was answered
+					d.crowd.tally.Stored(k.key, k.sent)
+				}
+			}
+		}
+		rep.Groups[0].judged(d.crowd.tally.Finish(drained))
+	}
+	rep.conclude()
+	return rep, err
+}
+
+// load publishes and consumes.
+func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest time.Duration, err error) {
+	if measure == nil {
+		measure = func(bool) {}
+	}
+	all, fail := context.WithCancelCause(ctx)
+	defer fail(nil)
+	d.start = time.Now()
+	if err := d.open(ctx); err != nil {
+		return false, 0, err
+	}
+	var members sync.WaitGroup
+	var takers []*taker
+	join := func() error {
+		for n := range d.c.Members {
+			t, err := d.crowd.join(ctx, n)
+			if err != nil {
+				return err
+			}
+			takers = append(takers, t)
+			members.Go(func() {
+				if err := t.work(); err != nil {
+					fail(fmt.Errorf("member %d: %w", n+1, err))
+				}
+			})
+		}
+		return nil
+	}
+	defer func() {
+		for _, t := range takers {
+			_ = t.s.Close() // what has left is closed already
+		}
+		members.Wait()
+	}()
+	if d.shape.Consume {
+		if err := join(); err != nil {
+			d.closePublishers()
+			return false, 0, err
+		}
+	}
+	d.start = time.Now()
+	d.begin.Store(int64(d.shape.Warmup))
+	d.end.Store(int64(d.shape.Warmup + d.shape.Time))
+	limit := d.shape.Warmup + d.shape.Time
+	if d.shape.Backlog > 0 {
+		limit = 2 * d.shape.Time
+		d.begin.Store(0)
+		d.end.Store(int64(limit))
+	}
+	telling, quiet := context.WithCancel(context.Background())
+	var aside sync.WaitGroup
+	aside.Go(func() { d.tell(telling) })
+	defer aside.Wait()
+	defer quiet()
+
+	stop := make(chan struct{})
+	var publishers sync.WaitGroup
+	each := func(work func(<-chan struct{}) error) {
+		publishers.Go(func() {
+			if err := work(stop); err != nil {
+				fail(err)
+			}
+		})
+	}
+	if d.pump != nil {
+		each(d.pump.work)
+	}
+	for _, s := range d.singles {
+		each(s.work)
+	}
+	published := make(chan struct{})
+	go func() { publishers.Wait(); close(published) }()
+	if d.shape.Backlog == 0 {
+		if wait(all, time.Until(d.start.Add(d.shape.Warmup)), nil) {
+			measure(true)
+			wait(all, time.Until(d.start.Add(limit)), nil)
+			measure(false)
+			if d.shape.Rate > 0 { // what is due goes out, with some grace
+				wait(all, 2*grace, published)
+			}
+		}
+	} else {
+		wait(all, limit, published)
+	}
+	close(stop)
+	<-published
+	if ctx.Err() != nil {
+		d.end.Store(min(d.end.Load(), d.since()))
+	}
+	ended := time.Now()
+	if d.crowd == nil || all.Err() != nil {
+		return d.crowd == nil && all.Err() == nil, time.Since(ended), d.cause(all, ctx)
+	}
+	if d.shape.Backlog > 0 {
+		measure(true)
+		if err := join(); err != nil {
+			return false, 0, err
+		}
+	}
+	drained = d.drain(all)
+	if d.shape.Backlog > 0 {
+		measure(false)
+	}
+	rest = time.Since(ended)
+	for _, t := range takers {
+		_ = t.leave()
+		_ = t.s.SetReadDeadline(time.Now().Add(answerTime))
+	}
+	members.Wait()
+	return drained, rest, d.cause(all, ctx)
+}
+
+// cause is why a load ended early; nil when ctx did it.
+func (d *drive) cause(all, ctx context.Context) error {
+	if err := context.Cause(all); err != nil && ctx.Err() == nil {
+		return err
+	}
+	return nil
+}
+
+// wait waits for a time, ctx, or over.
+func wait(ctx context.Context, t time.Duration, over <-chan struct{}) bool {
+	timer := time.NewTimer(t)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+		return false
+	case <-over:
+	case <-timer.C:
+	}
+	return true
+}
+
+// open connects the publishers.
+func (d *drive) open(ctx context.Context) (err error) {
+	if d.shape.Sync == 0 {
+		d.pump, err = d.newPump(ctx)
+		return err
+	}
+	for n := range d.shape.Sync {
+		s, err := d.newSingle(ctx, n)
+		if err != nil {
+			d.closePublishers()
+			return err
+		}
+		d.singles = append(d.singles, s)
+	}
+	return nil
+}
+
+func (d *drive) closePublishers() {
+	if d.pump != nil {
+		_ = d.pump.s.Close()
+	}
+	for _, s := range d.singles {
+		s.close()
+	}
+}
+
+// drain waits until the group has settled everything, by the broker's own word.
+func (d *drive) drain(ctx context.Context) bool {
+	const ask = 500 * time.Millisecond
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	moved, asked, last := time.Now(), time.Time{}, uint64(0)
+	for {
+		settled := d.crowd.settled.Load()
+		if settled != last {
+			last, moved = settled, time.Now()
+		}
+		if settled >= d.stored() || time.Since(moved) > ask && time.Since(asked) > ask {
+			asked = time.Now()
+			if lag, err := d.broker.Lag(ctx, d.topic, d.crowd.name); err == nil && lag == 0 {
+				return true
+			}
+		}
+		if time.Since(moved) > d.c.DrainFor {
+			return false
+		}
+		select {
+		case <-ctx.Done():
+			return false
+		case <-tick.C:
+		}
+	}
+}
+
+// stored counts the messages with a receipt.
+func (d *drive) stored() (n uint64) {
+	if d.pump != nil {
+		n = d.pump.published.Load()
+	}
+	for _, s := range d.singles {
+		n += s.published.Load()
+	}
+	return n
+}
+
+// report gathers the figures.
+func (d *drive) report(began time.Time, version string) *Report {
+	r := &run{c: d.c, topic: d.topic, publish: d.publish}
+	r.c.Warmup = time.Duration(d.begin.Load())
+	r.end.Store(d.end.Load())
+	rep := r.report(began, version)
+	rep.Load.Warmup = milliseconds(d.shape.Warmup)
+	rep.Shape = d.shape.Name
+	rep.Publish.Messages = d.stored()
+	rep.Publish.Unsent = d.unsent
+	span := time.Duration(max(d.end.Load()-d.begin.Load(), int64(time.Millisecond))).Seconds()
+	if d.pump != nil {
+		rep.Publish.Calls = d.pump.batches.Load()
+		rep.Publish.Rate = float64(d.pump.measured.Load()) / span
+		if d.shape.Backlog > 0 {
+			rep.Publish.Rate = 0 // it was filled, not measured
+		}
+	}
+	for _, s := range d.singles {
+		rep.Publish.Calls += s.published.Load()
+		rep.Publish.Rate += float64(s.measured.Load()) / span
+	}
+	rep.Publish.Bytes = rep.Publish.Rate * float64(d.shape.Size)
+	if g := d.crowd; g != nil {
+		x := Group{
+			Name: g.name, Messages: g.arrived.Load(), Acked: g.settled.Load(), Rate: float64(g.measured.Load()) / span,
+			Redelivered: g.tally.Again(), Latency: g.latency.total(),
+		}
+		if d.shape.Backlog > 0 {
+			took := time.Duration(g.last.Load() - g.first.Load()).Seconds()
+			x.Rate = float64(x.Acked) / max(took, 0.001)
+			x.Latency = Latency{} // of a backlog it says nothing
+			rep.Publish.Latency = Latency{}
+			rep.Measured = took * 1000
+		}
+		rep.Groups = append(rep.Groups, x)
+	}
+	return rep
+}
+
+// tell calls Tell at each tick.
+func (d *drive) tell(ctx context.Context) {
+	if d.c.Tell == nil {
+		return
+	}
+	tick := time.NewTicker(d.c.Tick)
+	defer tick.Stop()
+	before, published, settled := time.Now(), uint64(0), uint64(0)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+		now := time.Now()
+		span := now.Sub(before).Seconds()
+		before = now
+		p := Progress{
+			At: time.Duration(d.since()), Total: d.shape.Warmup + d.shape.Time, Published: d.stored(), Publish: d.publish.look(),
+		}
+		p.Publishing = p.At < p.Total
+		p.Rate = float64(p.Published-published) / span
+		published = p.Published
+		if g := d.crowd; g != nil {
+			n := g.settled.Load()
+			p.Groups = []GroupProgress{{
+				Name: g.name, Ended: n, Rate: float64(n-settled) / span, Latency: g.latency.look(), Violations: g.broken.Load(),
+			}}
+			settled = n
+		}
+		d.c.Tell(p)
+	}
+}

@@ -1,0 +1,364 @@
+package loadtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/internal/duplex"
+	"github.com/strandmq/strandmq/internal/record"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// pump publishes over one stream, pipelined: at most so many messages of a
+// partition wait for their answer. Whatever there is room for goes out in one
+// frame, a batch for each partition, so that a broker that answers much at once
+// is sent much at once.
+//
+//	make ─► frame ─► stream ─► broker ─► answers ─► room ─┐
+//	 ▲                                                    │ wake
+//	 └────────────────────────────────────────────────────┘
+type pump struct {
+	d      *drive
+	lanes  *lanes
+	s      *duplex.Stream
+	buf    []byte
+	most   int    // messages of a batch
+	number uint64 // of the latest batch
+	wake   chan struct{}
+
+	mu   sync.Mutex
+	way  map[uint64]underway // batches without an answer, by their number
+	left bool                // something was refused, or may be lost
+
+	published atomic.Uint64 // messages with a receipt
+	measured  atomic.Uint64
+	batches   atomic.Uint64
+}
+
+type underway struct {
+	lane  *lane
+	count int
+	due   int64
+}
+
+func (d *drive) newPump(ctx context.Context) (*pump, error) {
+	s, err := duplex.Dial(ctx, d.server, publishStream)
+	if err != nil {
+		return nil, explainStream(err, d.server)
+	}
+	p := &pump{d: d, lanes: d.lanes, s: s, wake: make(chan struct{}, 1), way: map[uint64]underway{}}
+	p.buf = make([]byte, duplex.Headroom, 1<<20)
+	// Two batches of a partition are under way: one is stored, one arrives. A
+	// frame has at most 4 MiB, so a batch has half of that.
+	p.most = max(1, min((d.c.InFlight+1)/2, record.MaxBatchRecords, (record.MaxBatchBytes/2)/(d.shape.Size+200)))
+	return p, nil
+}
+
+// room tells how many messages of a lane may go out now.
+func (p *pump) room(x *lane) int {
+	n := int64(p.d.c.InFlight) - x.waiting.Load()
+	if w := p.d.shape.Window; w > 0 {
+		n = min(n, int64(w)-x.open.Load())
+	}
+	return int(min(n, int64(p.most)))
+}
+
+// add puts a batch of a lane into the frame.
+func (p *pump) add(x *lane, n int, due int64) {
+	topic := ""
+	if p.number == 0 {
+		topic = p.d.topic
+	}
+	recs := p.lanes.records(x, n, due, !p.d.c.NoIDs)
+	m := record.Meta{}
+	if p.d.c.Sequences {
+		m.ProducerID, m.FirstSequence = p.d.producer, x.sequence
+		x.sequence += uint64(n)
+	}
+	if p.d.c.Messages {
+		p.buf = appendMessages(p.buf, topic, m, recs)
+	} else {
+		p.buf = appendRecordBatch(p.buf, topic, x.partition, m, recs)
+	}
+	p.number++
+	x.waiting.Add(int64(n))
+	x.open.Add(int64(n))
+	p.mu.Lock()
+	p.way[p.number] = underway{x, n, due}
+	p.mu.Unlock()
+}
+
+// flush sends the frame, if there is something in it.
+func (p *pump) flush() error {
+	if len(p.buf) == duplex.Headroom {
+		return nil
+	}
+	err := p.s.Send(p.buf)
+	p.buf = p.buf[:duplex.Headroom]
+	return err
+}
+
+// full publishes as much as there is room for, until stop or count messages.
+func (p *pump) full(stop <-chan struct{}, count int) error {
+	// Small batches cost as much as large ones, so a lane waits for a quarter of
+	// its room; that comes for certain, since what is under way is answered, and
+	// what is open handled.
+	least := min(p.d.c.InFlight/4, p.most)
+	if w := p.d.shape.Window; w > 0 {
+		least = min(least, w/4)
+	}
+	rest := make([]int, len(p.lanes.all)) // to be made, of a count
+	for i := range rest {
+		rest[i] = math.MaxInt
+		if count > 0 {
+			rest[i] = count / len(rest)
+			if i < count%len(rest) {
+				rest[i]++
+			}
+		}
+	}
+	for {
+		select {
+		case <-stop:
+			return nil
+		default:
+		}
+		more := false
+		for i, x := range p.lanes.all {
+			n := min(p.room(x), rest[i])
+			if n > 0 && (n >= least || n == rest[i]) {
+				p.add(x, n, p.d.since())
+				rest[i] -= n
+			}
+			more = more || rest[i] > 0
+			if len(p.buf) > maxFrameBytes {
+				more = true
+				break // the others go with the next one
+			}
+		}
+		if len(p.buf) > duplex.Headroom {
+			if err := p.flush(); err != nil {
+				return err
+			}
+			continue
+		}
+		if !more {
+			return nil
+		}
+		select {
+		case <-stop:
+			return nil
+		case <-p.wake:
+		}
+	}
+}
+
+// maxFrameBytes is when a frame is sent before every partition has its part: a
+// frame has at most 4 MiB, and the largest batch fits behind this.
+const maxFrameBytes = 1 << 20
+
+// paced publishes by schedule, in bursts of a millisecond: what is due when one
+// begins goes out together, over all partitions in turn.
+func (p *pump) paced(stop <-chan struct{}) error {
+	const burst = int64(time.Millisecond)
+	s := Schedule{Rate: uint64(p.d.shape.Rate), Producers: 1}
+	end := int64(p.d.shape.Warmup + p.d.shape.Time)
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	owed := make([]int, len(p.lanes.all))
+	var n, sent uint64
+	// What was due and was not sent has waited until now at least.
+	defer func() {
+		now := p.d.since()
+		for due := s.DueBy(min(now, end-1)); sent < due; sent++ {
+			p.d.unsent++
+			at := s.Due(sent)
+			p.d.publish.record(0, p.d.inFigures(at), now-at)
+		}
+	}()
+	for tick := int64(0); tick < end; tick += burst {
+		now := p.d.since()
+		if now > end+int64(grace) {
+			return nil // it cannot keep up
+		}
+		if tick > now {
+			if err := p.flush(); err != nil {
+				return err
+			}
+			timer.Reset(time.Duration(tick - now))
+			select {
+			case <-stop:
+				return nil
+			case <-timer.C:
+			}
+		}
+		for due := s.DueBy(tick); n < due; n++ {
+			owed[n%uint64(len(owed))]++
+		}
+		for left := true; left; {
+			left = false
+			for i, x := range p.lanes.all {
+				if k := min(owed[i], p.room(x)); k > 0 {
+					p.add(x, k, tick)
+					owed[i] -= k
+					sent += uint64(k)
+				}
+				left = left || owed[i] > 0
+				if len(p.buf) > maxFrameBytes {
+					if err := p.flush(); err != nil {
+						return err
+					}
+				}
+			}
+			if left {
+				if err := p.flush(); err != nil {
+					return err
+				}
+				select {
+				case <-stop:
+					return nil
+				case <-p.wake:
+				}
+			}
+		}
+	}
+	return p.flush()
+}
+
+// answers takes what the broker says, until the stream ends.
+func (p *pump) answers() error {
+	for {
+		m, err := p.s.Receive()
+		if err != nil {
+			return err
+		}
+		now := p.d.since()
+		f := wireFields{b: m}
+		for f.next() {
+			if f.num != fieldResults {
+				continue
+			}
+			a, err := readAnswer(f.v)
+			if err != nil {
+				return err
+			}
+			if err := p.answered(a, now); err != nil {
+				return err
+			}
+		}
+		if err := f.end(); err != nil {
+			return err
+		}
+		select {
+		case p.wake <- struct{}{}:
+		default:
+		}
+	}
+}
+
+func (p *pump) answered(a batchAnswer, now int64) error {
+	p.mu.Lock()
+	u, ok := p.way[a.batch]
+	delete(p.way, a.batch)
+	p.mu.Unlock()
+	switch {
+	case !ok:
+		return fmt.Errorf("the broker answered batch %d, which has no answer to wait for", a.batch)
+	case a.problem != nil:
+		r := &Refusal{}
+		refuse(r, a.problem)
+		return r
+	case int(a.stored) != u.count:
+		return fmt.Errorf("the broker answered for %d of %d messages of a batch", a.stored, u.count)
+	}
+	p.d.publish.recordMany(int(u.lane.partition), p.d.inFigures(u.due), now-u.due, int64(u.count))
+	p.published.Add(uint64(u.count))
+	p.batches.Add(1)
+	if p.d.inFigures(now) {
+		p.measured.Add(uint64(u.count))
+	}
+	u.lane.waiting.Add(-int64(u.count))
+	return nil
+}
+
+// pending counts the batches without an answer.
+func (p *pump) pending() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.way)
+}
+
+// work publishes until stop, and waits for the answers.
+func (p *pump) work(stop <-chan struct{}) error {
+	defer p.s.Close()
+	heard := make(chan error, 1)
+	failed := make(chan struct{})
+	go func() {
+		err := p.answers()
+		close(failed)
+		heard <- err
+	}()
+	halt := make(chan struct{})
+	over := make(chan struct{})
+	go func() {
+		defer close(halt)
+		select {
+		case <-stop:
+		case <-failed:
+		case <-over:
+		}
+	}()
+	var err error
+	if p.d.shape.Rate > 0 {
+		err = p.paced(halt)
+	} else {
+		err = p.full(halt, p.d.shape.Backlog)
+	}
+	close(over)
+	<-halt
+	if err == nil {
+		err = p.s.CloseSend()
+	}
+	// The broker ends the call when all is answered.
+	_ = p.s.SetReadDeadline(time.Now().Add(answerTime))
+	said := <-heard
+	if errors.Is(said, io.EOF) && err == nil {
+		if n := p.pending(); n > 0 {
+			return fmt.Errorf("the broker ended the stream and left %d batches without an answer", n)
+		}
+		return nil
+	}
+	if said != nil && !errors.Is(said, io.EOF) {
+		err = said // it says more than a write that failed
+	}
+	return explainStream(err, p.d.server)
+}
+
+// answerTime is how long answers may take.
+const answerTime = 30 * time.Second
+
+// appendMessages writes a PublishBatch of readable messages.
+func appendMessages(b []byte, topic string, m record.Meta, recs []record.Record) []byte {
+	batch := &strandmqv1.PublishBatch{Topic: topic, ProducerId: m.ProducerID, FirstSequence: m.FirstSequence, Messages: make([]*strandmqv1.Message, len(recs))}
+	for i := range recs {
+		batch.Messages[i] = &strandmqv1.Message{
+			KeyKind: &strandmqv1.Message_Key{Key: string(recs[i].Key)}, Id: recs[i].ID, Body: &strandmqv1.Message_Bytes{Bytes: recs[i].Body},
+		}
+	}
+	b = protowire.AppendTag(b, fieldBatches, protowire.BytesType)
+	b = openLength(b)
+	at := len(b) - lengthBytes
+	// Encoding fails for strings that are not UTF-8 only, and these are ours.
+	b, _ = proto.MarshalOptions{}.MarshalAppend(b, batch)
+	closeLength(b, at)
+	return b
+}

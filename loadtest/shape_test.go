@@ -1,0 +1,188 @@
+package loadtest
+
+import (
+	"errors"
+	"testing"
+	"time"
+)
+
+// quick is a shape that is over soon.
+func quick(t testing.TB, name string) (Shape, Config) {
+	t.Helper()
+	s, ok := ShapeOf(name)
+	if !ok {
+		t.Fatalf("there is no shape %s", name)
+	}
+	s.Keys, s.Warmup, s.Time = 50, 50*time.Millisecond, 200*time.Millisecond
+	if s.Sync > 4 {
+		s.Sync = 4
+	}
+	if s.Rate > 0 {
+		s.Rate = 1000
+	}
+	if s.Backlog > 0 {
+		s.Backlog = 300
+	}
+	return s, Config{Partitions: 1, InFlight: 64, DrainFor: 5 * time.Second, AckDeadline: 5 * time.Second}
+}
+
+func TestShapes(t *testing.T) {
+	for _, named := range Shapes {
+		t.Run(named.Name, func(t *testing.T) {
+			b := newTextbook()
+			b.pace = time.Millisecond
+			w := &wired{b: b}
+			s, c := quick(t, named.Name)
+			begins, ends, looks := 0, 0, 0
+			c.Tick, c.Tell = 20*time.Millisecond, func(Progress) { looks++ }
+			rep, err := RunShape(t.Context(), serve(t, w), s, c, func(begin bool) {
+				if begin {
+					begins++
+				} else {
+					ends++
+				}
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rep.Shape != named.Name || rep.Publish.Messages == 0 || rep.Publish.Unknown != 0 || begins != 1 || ends != 1 || looks == 0 && s.Backlog == 0 || rep.Interrupted {
+				t.Errorf("%d and %d times measured, %d looks: %+v", begins, ends, looks, rep)
+			}
+			if len(b.created) != 1 || len(b.deleted) != 1 || b.created[0] != b.deleted[0] {
+				t.Errorf("made %v, deleted %v", b.created, b.deleted)
+			}
+			if n := uint64(len(b.log)); n != rep.Publish.Messages {
+				t.Errorf("%d messages are stored, and %d have receipts", n, rep.Publish.Messages)
+			}
+			if w.messages > 0 != s.Unary {
+				t.Errorf("%d readable messages", w.messages)
+			}
+			if s.Backlog == 0 && (rep.Publish.Rate == 0 || rep.Publish.Latency.Count == 0) {
+				t.Errorf("%+v", rep.Publish)
+			}
+			if !s.Consume && s.Backlog == 0 {
+				if rep.Verdict.Outcome != NotJudged {
+					t.Errorf("%+v", rep.Verdict)
+				}
+				return
+			}
+			g := rep.Groups[0]
+			if rep.Verdict.Outcome != Kept || g.Messages != rep.Publish.Messages || g.Acked != g.Messages || g.Rate == 0 || !rep.Drained {
+				t.Errorf("%+v, verdict %+v", g, rep.Verdict)
+			}
+			if n := rep.Publish.Messages + rep.Publish.Unsent; s.Rate > 0 && n != 250 {
+				t.Errorf("%d messages by schedule, want 250", n)
+			}
+			if s.Backlog > 0 && rep.Publish.Messages != 300 {
+				t.Errorf("a backlog of %d, want 300", rep.Publish.Messages)
+			}
+		})
+	}
+}
+
+func TestShapeMessages(t *testing.T) {
+	b := newTextbook()
+	b.pace = time.Millisecond
+	w := &wired{b: b}
+	s, c := quick(t, "w3max")
+	c.Messages, c.Members = true, 2
+	rep, err := RunShape(t.Context(), serve(t, w), s, c, nil)
+	if err != nil || rep.Verdict.Outcome != Kept || w.records != 0 || w.messages != len(b.log) {
+		t.Fatalf("%v, %d of records, %d readable: %+v", err, w.records, w.messages, rep)
+	}
+}
+
+// Extreme sizes and windows still flow, within the limits of a frame.
+func TestShapeExtremes(t *testing.T) {
+	for name, change := range map[string]func(*Shape, *Config){
+		"large bodies":        func(s *Shape, _ *Config) { s.Size = 1 << 20 },
+		"large and paced":     func(s *Shape, _ *Config) { s.Size, s.Rate = 1<<20, 50 },
+		"one in flight":       func(_ *Shape, c *Config) { c.InFlight = 1 },
+		"very many in flight": func(_ *Shape, c *Config) { c.InFlight = 100_000 },
+		"a window of one":     func(s *Shape, _ *Config) { s.Window = 1 },
+		"one key":             func(s *Shape, _ *Config) { s.Keys = 1 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			b := newTextbook()
+			b.pace = time.Millisecond
+			s, c := quick(t, "w3max")
+			change(&s, &c)
+			rep, err := RunShape(t.Context(), serve(t, &wired{b: b}), s, c, nil)
+			if err != nil || rep.Verdict.Outcome != Kept || rep.Publish.Messages == 0 {
+				t.Fatalf("%v: %+v", err, rep)
+			}
+		})
+	}
+}
+
+// Each fault of a broker is found at full speed, too.
+func TestShapeFindsFaults(t *testing.T) {
+	for plant, count := range map[string]func(Verdict) uint64{
+		"lose":        func(v Verdict) uint64 { return v.Lost },
+		"store twice": func(v Verdict) uint64 { return v.Duplicated },
+		"repeat":      func(v Verdict) uint64 { return v.Duplicated },
+		"swap":        func(v Verdict) uint64 { return v.Disordered },
+		"overlap":     func(v Verdict) uint64 { return v.Overlapping },
+		"alter":       func(v Verdict) uint64 { return v.Altered },
+	} {
+		b := newTextbook()
+		b.plant, b.pace = plant, time.Millisecond
+		s, c := quick(t, "w3max")
+		s.Keys, s.Time, c.DrainFor = 5, 300*time.Millisecond, time.Second
+		rep, err := RunShape(t.Context(), serve(t, &wired{b: b}), s, c, nil)
+		if err != nil {
+			t.Errorf("%s: %v", plant, err)
+			continue
+		}
+		if b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 || len(rep.Verdict.Examples) == 0 {
+			t.Errorf("%s (planted: %d): %+v", plant, b.planted, rep.Verdict)
+		}
+	}
+}
+
+// A refusal ends the run, is told, and the topic is removed.
+func TestShapeRefused(t *testing.T) {
+	for _, name := range []string{"w1", "w2", "w3", "w4"} {
+		b := newTextbook()
+		b.pace = time.Millisecond
+		s, c := quick(t, name)
+		s.Time = time.Minute
+		_, err := RunShape(t.Context(), serve(t, &wired{b: b, refuse: "3/DISK_FULL"}), s, c, nil)
+		var r *Refusal
+		if !errors.As(err, &r) || r.Reason != "DISK_FULL" || len(b.deleted) != 1 {
+			t.Errorf("%s: %v, deleted %v", name, err, b.deleted)
+		}
+		b = newTextbook()
+		b.pace = time.Millisecond
+		_, err = RunShape(t.Context(), serve(t, &wired{b: b, breakAt: 3}), s, c, nil)
+		if !errors.As(err, &r) || r.Reason != "SHUTTING_DOWN" || len(b.deleted) != 1 {
+			t.Errorf("%s: %v, deleted %v", name, err, b.deleted)
+		}
+	}
+}
+
+func TestShapeIsRefused(t *testing.T) {
+	for name, change := range map[string]func(*Shape, *Config){
+		"size":      func(s *Shape, _ *Config) { s.Size = MinSize - 1 },
+		"sync":      func(s *Shape, _ *Config) { s.Sync = 1001 },
+		"window":    func(s *Shape, _ *Config) { s.Window = -1 },
+		"count":     func(s *Shape, _ *Config) { s.Backlog = -1 },
+		"mixed":     func(s *Shape, _ *Config) { s.Sync, s.Rate = 1, 1 },
+		"in-flight": func(_ *Shape, c *Config) { c.InFlight = -1 },
+		"sequences": func(_ *Shape, c *Config) { c.Sequences, c.Messages = true, true },
+	} {
+		s, c := quick(t, "w1")
+		change(&s, &c)
+		if _, err := RunShape(t.Context(), "http://127.0.0.1:1", s, c, nil); err == nil {
+			t.Errorf("%s is taken", name)
+		} else if r := (*Refusal)(nil); errors.As(err, &r) {
+			t.Errorf("%s: it asked the broker: %v", name, err)
+		}
+	}
+	s, c := quick(t, "w1")
+	b := newTextbook()
+	b.existing = true
+	if _, err := RunShape(t.Context(), serve(t, &wired{b: b}), s, c, nil); err == nil || len(b.deleted) > 0 {
+		t.Errorf("a topic that was there is used: %v, deleted %v", err, b.deleted)
+	}
+}

@@ -1,0 +1,281 @@
+package loadtest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/internal/check"
+	"github.com/strandmq/strandmq/internal/duplex"
+	"github.com/strandmq/strandmq/internal/record"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// streamSession is a member's session on a Consume stream. A goroutine of its
+// own reads; it ends with the stream, and Leave and Drop wait for it.
+type streamSession struct {
+	b *streams
+	s *duplex.Stream
+
+	sending sync.Mutex
+	frame   []byte // guarded by sending
+
+	reader  sync.WaitGroup
+	mu      sync.Mutex
+	moved   sync.Cond
+	queue   []Delivery                             // guarded by mu: came, and nobody asked yet
+	settled map[uint64]*strandmqv1.SettleRunResult // guarded by mu: answers that somebody waits for
+	wanted  map[uint64]bool                        // guarded by mu: settlements without an answer
+	end     error                                  // guarded by mu: why the stream ended
+}
+
+// Join implements Broker.
+func (b *streams) Join(ctx context.Context, topic, group, member string) (Session, error) {
+	open := &strandmqv1.ConsumeRequest{
+		Open: &strandmqv1.ConsumeOpen{
+			Topic: topic, Group: group, Member: member, RecordBatches: true, BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES,
+		},
+		Credits: uint32(b.c.Take),
+	}
+	return again(ctx, b.c.RetryFor, func() (Session, error) {
+		once, cancel := context.WithTimeout(ctx, callTime)
+		defer cancel()
+		s, err := duplex.Dial(once, b.server, consumeStream)
+		if err != nil {
+			return nil, explainStream(err, b.server)
+		}
+		defer context.AfterFunc(once, func() { _ = s.Close() })()
+		x := &streamSession{b: b, s: s, settled: map[uint64]*strandmqv1.SettleRunResult{}, wanted: map[uint64]bool{}}
+		x.moved.L = &x.mu
+		var first []byte
+		if err = x.send(open); err == nil {
+			first, err = s.Receive()
+		}
+		if err == nil {
+			err = x.take(first)
+		}
+		if err != nil {
+			_ = s.Close()
+			if errors.Is(err, io.EOF) {
+				err = &Refusal{Text: "the broker ended the stream", Passing: true}
+			}
+			return nil, explainStream(err, b.server)
+		}
+		x.reader.Go(x.read)
+		return x, nil
+	})
+}
+
+func (x *streamSession) send(m *strandmqv1.ConsumeRequest) error {
+	x.sending.Lock()
+	defer x.sending.Unlock()
+	frame := append(x.frame[:0], make([]byte, duplex.Headroom)...)
+	frame, err := proto.MarshalOptions{}.MarshalAppend(frame, m)
+	if err != nil {
+		return err
+	}
+	x.frame = frame
+	return x.s.Send(frame)
+}
+
+// read takes what comes until the stream ends.
+func (x *streamSession) read() {
+	for {
+		b, err := x.s.Receive()
+		if err == nil {
+			err = x.take(b)
+		}
+		if err != nil {
+			x.mu.Lock()
+			x.end = err
+			x.mu.Unlock()
+			x.moved.Broadcast()
+			_ = x.s.Close()
+			return
+		}
+	}
+}
+
+// take takes one frame.
+func (x *streamSession) take(b []byte) error {
+	var m strandmqv1.ConsumeResponse
+	if err := proto.Unmarshal(b, &m); err != nil {
+		return errFrame
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for _, d := range m.GetBatches() {
+		bt, rest, err := record.Parse(d.GetRecords())
+		if err != nil || len(rest) > 0 {
+			return errors.Join(err, errFrame)
+		}
+		offset := d.GetFirstOffset()
+		bt.Each(func(i int, r record.Raw) bool {
+			if i > 0 {
+				step := uint32(1)
+				if i <= len(d.GetOffsetSteps()) {
+					step = d.GetOffsetSteps()[i-1]
+				}
+				offset += uint64(step)
+			}
+			attempt := uint32(1)
+			if i < len(d.GetAttempts()) {
+				attempt = d.GetAttempts()[i]
+			}
+			x.queue = append(x.queue, Delivery{
+				Key: string(r.Key()), Body: r.Body(), Place: check.Place{Partition: d.GetPartition(), Offset: offset},
+				Attempt: attempt, Number: d.GetFirstNumber() + uint64(i), Deadline: d.GetDeadlineMs(), Pushed: true,
+				Replayed: slices.Contains(d.GetReplayed(), uint32(i)),
+			})
+			return true
+		})
+	}
+	for _, r := range m.GetSettled() {
+		last := max(r.GetLast(), r.GetFirst())
+		for n := r.GetFirst(); n <= last; n++ {
+			if !x.wanted[n] {
+				return fmt.Errorf("%w: it settles delivery %d, which nobody settled", errFrame, n)
+			}
+			delete(x.wanted, n)
+			x.settled[n] = r
+		}
+	}
+	x.moved.Broadcast()
+	return nil
+}
+
+// Receive implements Session. What it gives is credited anew.
+func (x *streamSession) Receive(ctx context.Context, most int, wait time.Duration) ([]Delivery, error) {
+	limit, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	x.mu.Lock()
+	err := waitFor(limit, &x.moved, func() bool { return len(x.queue) > 0 || x.end != nil })
+	n := min(most, len(x.queue))
+	got := slices.Clone(x.queue[:n])
+	clear(x.queue[:n])
+	x.queue = x.queue[n:]
+	end := x.end
+	x.mu.Unlock()
+	switch {
+	case n > 0:
+		// When the stream is gone the next call says so.
+		_ = x.send(&strandmqv1.ConsumeRequest{Credits: uint32(n)})
+		return got, nil
+	case end != nil:
+		return nil, ended(end, x.b.server)
+	case ctx.Err() != nil:
+		return nil, ctx.Err()
+	case err != nil:
+		return nil, nil // the wait ran out
+	}
+	return nil, nil
+}
+
+// Settle implements Session.
+func (x *streamSession) Settle(ctx context.Context, list []Settlement) ([]check.Outcome, error) {
+	out := make([]check.Outcome, len(list))
+	for i := range out {
+		out[i] = check.Unknown
+	}
+	limit, cancel := context.WithTimeout(ctx, callTime)
+	defer cancel()
+	x.mu.Lock()
+	for _, s := range list {
+		x.wanted[s.Number] = true
+	}
+	x.mu.Unlock()
+	for from := 0; from < len(list); {
+		req := &strandmqv1.ConsumeRequest{}
+		for from < len(list) && len(req.GetSettlements()) < 1000 {
+			to := from + 1
+			for to < len(list) && list[to].Number == list[to-1].Number+1 && list[to].Nack == list[from].Nack {
+				to++
+			}
+			run := &strandmqv1.SettleRun{First: list[from].Number, Last: list[to-1].Number, Action: strandmqv1.SettleAction_SETTLE_ACTION_ACK}
+			if list[from].Nack {
+				run.Action, run.Reason = strandmqv1.SettleAction_SETTLE_ACTION_NACK, "the load test's failure mix"
+			}
+			req.Settlements = append(req.Settlements, run)
+			from = to
+		}
+		if x.send(req) != nil {
+			break // the reader says why
+		}
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	missing := func() bool {
+		for _, s := range list {
+			if x.settled[s.Number] == nil {
+				return true
+			}
+		}
+		return false
+	}
+	late := waitFor(limit, &x.moved, func() bool { return x.end != nil || !missing() })
+	var failed error
+	for i, s := range list {
+		r := x.settled[s.Number]
+		delete(x.settled, s.Number)
+		if r == nil {
+			continue
+		}
+		switch reason := r.GetProblem().GetReason(); {
+		case r.GetProblem() == nil && r.GetDeadLettered():
+			out[i] = check.Buried
+		case r.GetProblem() == nil && s.Nack:
+			out[i] = check.Failed
+		case r.GetProblem() == nil:
+			out[i] = check.Acked
+		case reason == "STALE_DELIVERY" || reason == "SESSION_ENDED" || reason == "UNKNOWN_MESSAGE":
+			out[i] = check.Stale
+		default:
+			why := &Refusal{}
+			refuse(why, r.GetProblem())
+			failed = why
+		}
+	}
+	switch {
+	case failed != nil:
+		return out, failed
+	case x.end != nil && slices.Contains(out, check.Unknown):
+		return out, ended(x.end, x.b.server)
+	case ctx.Err() != nil:
+		return out, ctx.Err()
+	case late != nil:
+		return out, &Refusal{Text: fmt.Sprintf("the broker at %s has not answered settlements for %v", x.b.server, callTime)}
+	}
+	return out, nil
+}
+
+// Drop implements Session.
+func (x *streamSession) Drop() {
+	_ = x.s.Close()
+	x.reader.Wait()
+}
+
+// Leave implements Session.
+func (x *streamSession) Leave(ctx context.Context) error {
+	err := x.send(&strandmqv1.ConsumeRequest{Leave: true})
+	if err == nil {
+		err = x.s.CloseSend()
+	}
+	x.mu.Lock()
+	late := waitFor(ctx, &x.moved, func() bool { return x.end != nil })
+	end := x.end
+	x.mu.Unlock()
+	x.Drop()
+	switch {
+	case errors.Is(end, io.EOF):
+		return nil
+	case late != nil:
+		return late
+	}
+	return ended(errors.Join(end, err), x.b.server)
+}

@@ -1,0 +1,122 @@
+package loadtest
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+)
+
+// streamRun runs a load over streams against a textbook on the wire.
+func streamRun(t *testing.T, c Config, w *wired) (*Report, error) {
+	t.Helper()
+	b, done := Streams(serve(t, w), c)
+	defer done()
+	return Run(t.Context(), c, b)
+}
+
+func TestStreamsKept(t *testing.T) {
+	for name, change := range map[string]func(*Config){
+		"record batches": func(*Config) {},
+		"messages":       func(c *Config) { c.Messages = true },
+		"sequences":      func(c *Config) { c.Sequences, c.NoIDs = true, true },
+		"full speed":     func(c *Config) { c.Rate, c.InFlight, c.Duration = 0, 30, 100*time.Millisecond },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := &wired{b: newTextbook()}
+			w.b.pace = time.Millisecond
+			c := short()
+			c.Groups, c.Nack, c.Lapse, c.Crash, c.MaxAttempts = 2, 10, 3, 50*time.Millisecond, 2
+			change(&c)
+			rep, err := streamRun(t, c, w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if rep.Verdict.Outcome != Kept || !rep.Drained || rep.Publish.Unknown != 0 || c.Rate > 0 && rep.Publish.Messages != 300 {
+				t.Errorf("%+v", rep)
+			}
+			if c.Messages != (w.messages > 0) || c.Messages == (w.records > 0) {
+				t.Errorf("%d readable, %d of record batches", w.messages, w.records)
+			}
+			for _, g := range rep.Groups {
+				if g.Nacked == 0 || g.Lapsed == 0 || g.Crashes == 0 || g.Redelivered == 0 {
+					t.Errorf("a failure did not happen: %+v", g)
+				}
+			}
+		})
+	}
+}
+
+// A stream that breaks is opened again, and what has no answer is sent again.
+func TestStreamBreaks(t *testing.T) {
+	w := &wired{b: newTextbook(), breakAt: 5}
+	c := short()
+	c.Producers = 1
+	rep, err := streamRun(t, c, w)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !w.broken || rep.Verdict.Outcome != Kept || rep.Publish.Messages != 300 {
+		t.Errorf("%v: %+v", w.broken, rep)
+	}
+}
+
+// A refusal that does not pass ends the run and says so.
+func TestStreamRefused(t *testing.T) {
+	w := &wired{b: newTextbook(), refuse: "7/TOO_BIG"}
+	c := short()
+	c.Duration = time.Minute
+	rep, err := streamRun(t, c, w)
+	var r *Refusal
+	if !errors.As(err, &r) || r.Reason != "TOO_BIG" || rep == nil || rep.Publish.Unknown == 0 || len(w.b.deleted) != 1 {
+		t.Fatalf("%v: %+v", err, rep)
+	}
+}
+
+// Each fault is found over streams, too. What is pushed comes when it comes, so
+// one fault alone may be over before anybody can prove it; of many, some are.
+func TestStreamsFindFaults(t *testing.T) {
+	for plant, count := range map[string]func(Verdict) uint64{
+		"lose":        func(v Verdict) uint64 { return v.Lost },
+		"store twice": func(v Verdict) uint64 { return v.Duplicated },
+		"repeat":      func(v Verdict) uint64 { return v.Duplicated },
+		"swap":        func(v Verdict) uint64 { return v.Disordered },
+		"overlap":     func(v Verdict) uint64 { return v.Overlapping },
+		"hurry":       func(v Verdict) uint64 { return v.Overlapping },
+		"alter":       func(v Verdict) uint64 { return v.Altered },
+	} {
+		w := &wired{b: newTextbook()}
+		w.b.plant, w.b.times = plant, 30
+		c := short()
+		c.Members = 1
+		c.AckDeadline = 5 * time.Second
+		rep, err := streamRun(t, c, w)
+		if err != nil {
+			t.Errorf("%s: %v", plant, err)
+			continue
+		}
+		if w.b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 {
+			t.Errorf("%s (planted: %d): %+v", plant, w.b.planted, rep.Verdict)
+		}
+	}
+}
+
+// Nobody is there: the run says so, and does not wait for ever.
+func TestStreamsNobodyThere(t *testing.T) {
+	c := short()
+	c.RetryFor = 100 * time.Millisecond
+	b, done := Streams("http://127.0.0.1:1", c)
+	defer done()
+	p := b.Publisher("t")
+	defer p.Close()
+	told := make(chan error, 1)
+	p.Send(context.Background(), []Message{{Key: "k"}}, func(_ []*Receipt, err error) { told <- err })
+	var r *Refusal
+	if err := <-told; !errors.As(err, &r) || !r.Passing {
+		t.Errorf("%v", err)
+	}
+	if _, err := b.Join(t.Context(), "t", "g", "m"); !errors.As(err, &r) {
+		t.Errorf("%v", err)
+	}
+}
