@@ -41,7 +41,8 @@
 // # What it refuses
 //
 // A batch that does not parse, before it reaches the log. More than fits its
-// queues (*ErrFull, with a time to try again). To guess: a log whose checksums
+// queues (*ErrFull, with a time to try again), or anything while the disk hangs
+// (*ErrDiskStuck). To guess: a log whose checksums
 // or commands are wrong stops its own partition (*ErrDamaged) and no other; a
 // disk that fails stops the host. It knows no topic, group or member: those are
 // what Apps make of it.

@@ -62,7 +62,8 @@
 //
 // A Store may be used by any number of goroutines. A Batch belongs to one.
 // Batches that write the same log are committed in the order in which they were
-// begun, else the later one is refused. The store has one goroutine of its own,
-// which tends the witness and calls OnFault, beside Pebble's; Close ends them
-// all.
+// begun, else the later one is refused. The store has three goroutines of its own
+// beside Pebble's: one tends the witness and calls OnFault, one times what the
+// disk is asked to do (a disk that hangs is told by Stuck, and then stops the
+// store), one reads everything again, slowly (Scrub). Close ends them all.
 package logstore
