@@ -101,7 +101,7 @@ func (r *retention) pass(ctx context.Context, now partition.Millis) {
 				losses := r.trim(ctx, t, i, p.ID, todo)
 				mu.Lock()
 				defer mu.Unlock()
-				r.tell(t, i, p.ID, losses)
+				r.tell(t, i, p.ID, now, losses)
 				return nil
 			})
 		}
@@ -250,8 +250,9 @@ func (r *retention) release(t *coordinator.Topic, id partition.PartitionID) {
 	}
 }
 
-// tell logs what groups lost since they were last told of.
-func (r *retention) tell(t *coordinator.Topic, number int, id partition.PartitionID, kept map[consumer.GroupID]consumer.Kept) {
+// tell logs what groups lost since they were last told of. What was lost before
+// this broker started was told then.
+func (r *retention) tell(t *coordinator.Topic, number int, id partition.PartitionID, now partition.Millis, kept map[consumer.GroupID]consumer.Kept) {
 	for gid, k := range kept {
 		in := groupIn{id, gid}
 		was, known := r.tells[in]
@@ -260,6 +261,9 @@ func (r *retention) tell(t *coordinator.Topic, number int, id partition.Partitio
 			continue
 		}
 		last := k.Losses[len(k.Losses)-1]
+		if !known && last.Until < now {
+			continue
+		}
 		attrs := []any{
 			"topic", t.Name, "partition", number, "group", r.groupName(coordinator.GroupID(gid)), "cause", last.Cause,
 			"lastOffset", last.Last, "inAll", k.Expired,
