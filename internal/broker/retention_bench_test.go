@@ -24,7 +24,9 @@ import (
 // keep 32 MiB each, and measures the room of the data folder once that much has
 // come several times over: its greatest ("max-MB"), its last ("end-MB") and what
 // of it there is for each byte kept ("of-kept"); and the bytes written to disk
-// for each one published ("written"). One operation is 1 MiB.
+// for each one published ("written"). Then everything is to go, and what is
+// left within ten seconds are the store's log files, and tables that a later
+// compaction takes ("empty-MB"). One operation is 1 MiB.
 func BenchmarkRetentionSpace(b *testing.B) {
 	const keep, batch = 32 << 20, 16 << 10
 	dir := b.TempDir()
@@ -107,6 +109,16 @@ func BenchmarkRetentionSpace(b *testing.B) {
 	b.ReportMetric(float64(most.Load())/mb, "max-MB")
 	b.ReportMetric(float64(last.Load())/mb, "end-MB")
 	b.ReportMetric(float64(most.Load())/(benchPartitions*keep), "of-kept")
+
+	// Then nothing is to be kept, and nobody publishes.
+	a.alter(b, "t", &strandmqv1.TopicConfig{RetentionBytes: proto.Int64(1)})
+	since := time.Now()
+	least := roomOf(dir)
+	for time.Since(since) < 10*time.Second {
+		time.Sleep(100 * time.Millisecond) // between two samples
+		least = min(least, roomOf(dir))
+	}
+	b.ReportMetric(float64(least)/mb, "empty-MB")
 }
 
 // roomOf is the room that the files of a folder take on disk.
