@@ -293,7 +293,7 @@ func TestCorruption(t *testing.T) {
 				for _, how := range faults {
 					count := min(n, 50) * 2
 					switch {
-					case how == "delete" || how == "stale":
+					case how == "delete" || how == "stale" || testing.Short():
 						count = 1
 					case kind(name) == "MANIFEST", kind(name) == "log", kind(name) == "WITNESS":
 						count *= 4
