@@ -337,10 +337,14 @@ func (w *twinWorld) judgeDelivery(c *twinCall, name string, d Delivery) *twinOut
 	}
 	m := tw.msgs[d.Token.Offset]
 	o := m.find(d.Token.HandOut)
-	if o == nil && len(m.outs) > 0 && m.outs[len(m.outs)-1].num == 0 {
-		// At most once: who got it is known only now.
-		o = m.outs[len(m.outs)-1]
-		o.num, o.member, o.session = d.Token.HandOut, c.req.Member, c.req.Session
+	if o == nil {
+		// At most once: who got it is known only now, which may be after a reset.
+		if o = m.unnamed(d.Token.Epoch, d.Token.Ordinal); o != nil {
+			if other := tw.outOf(d.Token.HandOut); other != nil {
+				w.fail("%s: hand-out %d of %d is of %d, too", name, d.Token.HandOut, m.off, other.off)
+			}
+			o.num, o.member, o.session = d.Token.HandOut, c.req.Member, c.req.Session
+		}
 	}
 	switch {
 	case o == nil:

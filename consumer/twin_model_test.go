@@ -140,6 +140,27 @@ func (m *twinMsg) find(num uint64) *twinOut {
 	return nil
 }
 
+// unnamed is a hand-out of which is not known yet what number it has: an
+// at-most-once group keeps nothing of it.
+func (m *twinMsg) unnamed(epoch uint64, ordinal uint32) *twinOut {
+	for _, o := range m.outs {
+		if o.num == 0 && o.epoch == epoch && o.ordinal == ordinal {
+			return o
+		}
+	}
+	return nil
+}
+
+// outOf is the message that has a hand-out of this number.
+func (w *twin) outOf(num uint64) *twinMsg {
+	for _, m := range w.msgs {
+		if m.find(num) != nil {
+			return m
+		}
+	}
+	return nil
+}
+
 // sameStrand tells whether the group's mode orders the two messages.
 func (w *twin) sameStrand(a, b *twinMsg) bool {
 	switch w.pol.Mode {

@@ -97,6 +97,14 @@ func TestTwinRegressions(t *testing.T) {
 			settle 0 0 0 1
 			receive 0 3 0 88
 			again 0 0 1 0`},
+		{"a stream of an at-most-once group takes what was handed out before a reset", `
+			create 0 182137 0 0
+			receive 0 0 0 180
+			stream 0 0 0 0
+			publish 0 1 0 0
+			credit 0 0 0 0
+			reset 0 0 0 0
+			credit 0 0 1 0`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ops := parseTwinScript(c.script)
