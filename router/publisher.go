@@ -16,10 +16,10 @@ import (
 // their leaders elsewhere.
 type Log interface {
 	// PublishAsync takes one valid record batch for a partition. It does not
-	// block: an error means that the batch was not taken and will not be
-	// stored. Otherwise done is called once, from any goroutine, with a result
-	// per record or with the error of the whole batch, when the records are on
-	// disk, fsynced. Batches of a partition that were taken one after the other
+	// wait for the disk; without room it refuses the batch, or holds its caller
+	// back. An error means that the batch was not taken and will not be stored.
+	// Otherwise done is called once, from any goroutine, with a result per record
+	// or with the error of the whole batch, when the records are on disk, fsynced. Batches of a partition that were taken one after the other
 	// are stored in that order. The batch belongs to the Log from the call on.
 	PublishAsync(partition uint64, batch []byte, done func([]Stored, error)) error
 }
@@ -87,7 +87,7 @@ func (p *Publisher) Publish(ctx context.Context, req Request) ([]Result, error) 
 }
 
 // Submit checks, routes and sends a call's messages and returns without waiting
-// for the answers. Messages of one key that are submitted one call after the
+// for the answers; it waits as long as the Log holds it back. Messages of one key that are submitted one call after the
 // other are stored in that order. The error is an *ErrCall and means that
 // nothing was sent; what is wrong with single messages stands in the results.
 func (p *Publisher) Submit(req Request) (*Call, error) { return p.submit(req, nil) }

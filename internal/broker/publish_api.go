@@ -6,9 +6,7 @@ import (
 
 	"connectrpc.com/connect"
 
-	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
-	"github.com/strandmq/strandmq/router"
 )
 
 // publishAPI is strandmq.v1.PublishService.
@@ -44,15 +42,12 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 	if r := a.b.disk.refuse(); r != nil {
 		return nil, r
 	}
-	o := outcome{sent: prepare(req.GetMessages(), req.GetProducerId() != ""), count: len(req.GetMessages())}
-	if o.sent.bytes > record.MaxBatchBytes {
-		return nil, refuse("BATCH_TOO_LARGE", "messages", "the messages have %d bytes: send at most %d in one call", o.sent.bytes, record.MaxBatchBytes)
+	o, send, err := fromMessages(t, req)
+	if err != nil {
+		return nil, err
 	}
-	if len(o.sent.records) > 0 {
-		o.results, err = a.b.publisher.Publish(ctx, router.Request{
-			Table: t.table, Records: o.sent.records, ProducerID: req.GetProducerId(), FirstSequence: req.GetFirstSequence(), MaxBody: t.maxBody(),
-		})
-		if err != nil {
+	if len(send.Records) > 0 {
+		if o.results, err = a.b.publisher.Publish(ctx, send); err != nil {
 			return nil, err
 		}
 		if len(o.sent.refused) == 0 {
@@ -61,6 +56,6 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 			}
 		}
 	}
-	a.b.publishMeter(t.Name).count(a.b, &o, time.Since(start))
-	return &strandmqv1.PublishResponse{Results: a.b.receipts(&o)}, nil
+	a.b.publishMeter(t.Name).count(a.b, o, time.Since(start))
+	return &strandmqv1.PublishResponse{Results: a.b.receipts(o)}, nil
 }

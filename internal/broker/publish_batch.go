@@ -79,20 +79,30 @@ func (b *Broker) submit(out outlet, pub *router.Publisher, t *topic, c carrier, 
 			then(&outcome{err: err, opaque: true, parsed: parsed, number: c.GetPartition(), count: parsed.Len(), stored: stored})
 		})
 	}
-	o := &outcome{sent: prepare(c.GetMessages(), c.GetProducerId() != ""), count: len(c.GetMessages())}
-	switch {
-	case o.sent.bytes > record.MaxBatchBytes:
-		return refuse("BATCH_TOO_LARGE", "messages", "the messages have %d bytes: send at most %d in one call", o.sent.bytes, record.MaxBatchBytes)
-	case len(o.sent.records) == 0:
+	o, req, err := fromMessages(t, c)
+	if err != nil {
+		return err
+	}
+	if len(req.Records) == 0 {
 		then(o)
 		return nil
 	}
-	return pub.SubmitThen(router.Request{
-		Table: t.table, Records: o.sent.records, ProducerID: c.GetProducerId(), FirstSequence: c.GetFirstSequence(), MaxBody: t.maxBody(),
-	}, func(results []router.Result) {
+	return pub.SubmitThen(req, func(results []router.Result) {
 		o.results = results
 		then(o)
 	})
+}
+
+// fromMessages turns readable messages that checkCarrier took into a request of the
+// router's, which may be without records, and an outcome without results.
+func fromMessages(t *topic, c carrier) (*outcome, router.Request, error) {
+	o := &outcome{sent: prepare(c.GetMessages(), c.GetProducerId() != ""), count: len(c.GetMessages())}
+	if o.sent.bytes > record.MaxBatchBytes {
+		return nil, router.Request{}, refuse("BATCH_TOO_LARGE", "messages", "the messages have %d bytes: send at most %d in one call", o.sent.bytes, record.MaxBatchBytes)
+	}
+	return o, router.Request{
+		Table: t.table, Records: o.sent.records, ProducerID: c.GetProducerId(), FirstSequence: c.GetFirstSequence(), MaxBody: t.maxBody(),
+	}, nil
 }
 
 // withRoute gives the refusal of a batch that was made by an old routing table
