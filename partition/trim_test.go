@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -192,13 +193,14 @@ func TestTrimRemoves(t *testing.T) {
 // A limit of age and one of bytes meet at whole batches; the stricter one says
 // why.
 func TestTrimPoint(t *testing.T) {
-	now := Millis(1000)
-	n := newNode(t, Config{Now: func() Millis { return now }})
+	var now atomic.Int64
+	now.Store(1000)
+	n := newNode(t, Config{Now: func() Millis { return Millis(now.Load()) }})
 	n.create(1)
 	size := uint64(len(batch("a")))
 	for range 10 {
 		n.publish(1, batch("a"))
-		now += 100 // the batches are from 1000, 1100 … 1900
+		now.Add(100) // the batches are from 1000, 1100 … 1900
 	}
 	n.trim(1, TrimTo{To: 2, Why: ByAge})
 	if n, at, err := n.Between(1, 0, 5); err != nil || n != 3*size || at != 1200 {

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"regexp"
 	"strconv"
 	"strings"
 	"testing"
@@ -64,8 +65,27 @@ func TestScripts(t *testing.T) {
 			"broker": startBroker,
 			"exits":  exits,
 			"talks":  talks,
+			"shows":  shows,
 		},
 	})
+}
+
+// shows runs a command again and again until its output matches: "shows REGEXP
+// strandmq …".
+func shows(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: shows regexp program args...")
+	}
+	want := regexp.MustCompile("(?m)" + args[0])
+	for end := time.Now().Add(20 * time.Second); ; {
+		ts.Check(ts.Exec(args[1], args[2:]...))
+		if out := ts.ReadFile("stdout"); want.MatchString(out) {
+			return
+		} else if time.Now().After(end) {
+			ts.Fatalf("it never shows %q", args[0])
+		}
+		time.Sleep(50 * time.Millisecond) // what it waits for comes within a second
+	}
 }
 
 func startBroker(ts *testscript.TestScript, neg bool, args []string) {
