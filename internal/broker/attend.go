@@ -73,7 +73,6 @@ type attendant struct {
 	answers  int                        // guarded by mu: frames of settlements whose results are known
 	settling int                        // guarded by mu: frames of settlements not answered whole
 	ending   *ending                    // guarded by mu: why it ends; the first reason stays
-
 }
 
 // An ending is why a stream ends, and whether what its member holds is charged.
@@ -171,13 +170,12 @@ func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun) {
 	}
 	for {
 		a.mu.Lock()
-		room := a.settling < settlesInFlight
-		if room {
+		over, room := a.ending != nil, a.settling < settlesInFlight
+		if room && !over {
 			a.settling++
 		}
-		over := a.ending != nil
 		a.mu.Unlock()
-		if over && !room {
+		if over {
 			return
 		}
 		if room {
@@ -204,7 +202,11 @@ func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun) {
 func (a *attendant) serve(ctx context.Context) error {
 	a.b.live.add(&a.attendance)
 	e := ending{lost: true}
-	defer func() { a.close(e.lost) }() // after a panic, too
+	defer func() { // after a panic, too
+		a.end(e)
+		nudge(a.sent) // the reader may wait for room to settle, which nobody makes any more
+		a.close(e.lost)
+	}()
 	e = a.deliver(ctx)
 	return e.err
 }
