@@ -57,12 +57,23 @@ func cpuTime(b *testing.B) time.Duration {
 }
 
 // BenchmarkStream receives and acks a backlog through streams: host, log and
-// groups, without the API. The batches of a Next are settled as they came.
+// groups, without the API. The batches of a Next are settled as they came. From
+// memory, the node keeps most of what was published; from disk, it was started anew.
 func BenchmarkStream(b *testing.B) {
-	for _, c := range []struct{ parts, keys, members int }{{8, 100_000, 1}, {8, 100_000, 2}, {8, 1000, 1}, {1, 100_000, 1}} {
-		b.Run(fmt.Sprintf("partitions=%d/keys=%d/members=%d", c.parts, c.keys, c.members), func(b *testing.B) {
+	for _, c := range []struct {
+		from                 string
+		parts, keys, members int
+	}{
+		{"memory", 8, 100_000, 1}, {"memory", 8, 100_000, 2}, {"memory", 8, 1000, 1}, {"memory", 1, 100_000, 1},
+		{"disk", 8, 100_000, 1}, {"disk", 8, 100_000, 2},
+	} {
+		b.Run(fmt.Sprintf("%s/partitions=%d/keys=%d/members=%d", c.from, c.parts, c.keys, c.members), func(b *testing.B) {
 			n := benchNode(b, c.parts)
 			n.fill(b.N, c.keys)
+			if c.from == "disk" {
+				n.stop()
+				n.start()
+			}
 			b.ReportAllocs()
 			b.ResetTimer()
 			before := cpuTime(b)

@@ -29,8 +29,10 @@ type Config struct {
 	// Logger takes what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
 
-	// TailCacheBytes bounds the newest entries of all partitions that are kept
-	// in memory for readers. Default 64 MiB; below 1 MiB readers go to disk.
+	// TailCacheBytes bounds what of all partitions is kept in memory for readers:
+	// three quarters are for the newest batches, one for what groups that lag read
+	// from disk, so that it is read once. Default 64 MiB; below 1 MiB readers go to
+	// disk, below 8 MiB groups that lag read twice.
 	TailCacheBytes int64
 	// QueueBytes bounds what waits to be written on this node, batches and
 	// commands together. Default 64 MiB. Beyond it callers get ErrFull.

@@ -72,7 +72,7 @@ type write struct {
 func newCore(cfg Config) *core {
 	return &core{
 		cfg: cfg, store: cfg.Store, replicas: make(map[PartitionID]*replica),
-		tail: tail{limit: cfg.TailCacheBytes}, seen: idFilter{bytes: cfg.IDFilterBytes}, ids: cfg.Seed,
+		tail: newTail(cfg.TailCacheBytes), seen: idFilter{bytes: cfg.IDFilterBytes}, ids: cfg.Seed,
 	}
 }
 

@@ -14,7 +14,7 @@
 //	                             │   one batch     one   │        │ commands
 //	tick, wake ──────────────────┘   for all     fsync   │        ▼
 //	                                 partitions          └──── into the next turn
-//	Read, Scan ──► tail cache, else store (any goroutine)
+//	Read, Scan ──► memory: the tail, and what Log.Keys read; else store (any goroutine)
 //
 // The core is passive: no goroutine, clock or socket inside. The host is the
 // thin shell around it: one goroutine that owns the core, one that waits for the

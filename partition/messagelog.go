@@ -20,6 +20,7 @@ type messageLog struct {
 	shelf *shelf
 	tail  *tail
 	read  reader
+	plan  reader // read, for Keys: it keeps what it reads
 	dup   dedupe
 
 	state   appliedRow // may be ahead of flushed while an entry is applied
@@ -32,8 +33,10 @@ type messageLog struct {
 
 func newMessageLog(id PartitionID, store *logstore.Store, sh *shelf, t *tail, seen *idFilter, least Offset, state appliedRow) *messageLog {
 	r := reader{id: id, store: store, shelf: sh}
+	plan := r
+	plan.ahead = &t.pages
 	return &messageLog{
-		id: id, shelf: sh, tail: t, read: r, state: state, flushed: state,
+		id: id, shelf: sh, tail: t, read: r, plan: plan, state: state, flushed: state,
 		dup: dedupe{
 			id: id, store: store, read: r, ids: make(map[idRowName][]idRef), producers: make(map[string]*producer), seen: seen, least: least,
 		},
@@ -117,7 +120,7 @@ func (l *messageLog) keys(from Offset, left *int, fn func(o Offset, keyHash uint
 	if from < l.state.start {
 		return &ErrExpired{Partition: l.id, Start: l.state.start}
 	}
-	err := l.read.visit(from, l.state.end, func(b stored) bool {
+	err := l.plan.visit(from, l.state.end, func(b stored) bool {
 		more := true
 		b.each(from, func(o Offset, r record.Raw) bool {
 			more = fn(o, r.KeyHash(), r.Size())

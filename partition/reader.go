@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"bytes"
 	"fmt"
 
 	"github.com/strandmq/strandmq/internal/record"
@@ -13,6 +14,7 @@ type reader struct {
 	id    PartitionID
 	store *logstore.Store
 	shelf *shelf
+	ahead *pages // where to keep what is read, and so read ahead; only the loop's have it
 }
 
 // visit calls fn with the batches that hold the offsets from on and below end,
@@ -37,7 +39,7 @@ func (r reader) visit(from, end Offset, fn func(stored) bool) error {
 
 // visitStore visits a page of batches from disk.
 func (r reader) visitStore(from, end Offset, fn func(stored) bool) (next Offset, more bool, err error) {
-	if o, ok := r.shelf.first(); ok && o > from {
+	if o, ok := r.shelf.next(from); ok && o > from {
 		end = min(end, o)
 	}
 	rows, err := r.rows(from, end)
@@ -45,29 +47,35 @@ func (r reader) visitStore(from, end Offset, fn func(stored) bool) (next Offset,
 		return 0, false, err
 	}
 	next = from
-	for len(rows) > 0 {
-		// Batches that came in one entry are read in one go.
-		n := 1
-		for n < len(rows) && rows[n].index == rows[0].index {
-			n++
-		}
-		batches, err := r.batches(rows[:n])
-		if err != nil {
-			return 0, false, err
-		}
+	if r.ahead.worth() {
+		batches := make([]stored, 0, len(rows))
+		err = r.batches(rows, func(b stored) bool { batches = append(batches, b); return true })
+		r.ahead.add(r.shelf, batches)
 		for _, b := range batches {
 			if !fn(b) {
 				return 0, false, nil
 			}
 			next = b.row.end()
 		}
-		rows = rows[n:]
+		return next, err == nil, err
 	}
-	return next, true, nil
+	more = true
+	err = r.batches(rows, func(b stored) bool {
+		more = fn(b)
+		next = b.row.end()
+		return more
+	})
+	return next, more && err == nil, err
 }
 
-// pageRows is how many rows of the offset index are read ahead.
-const pageRows = 16
+// What is read ahead: rows of the offset index, and where pages are kept the
+// batches too. A page goes beyond pageBytes with its last batch only.
+const (
+	pageRows  = 64
+	pageBytes = 512 << 10
+	// Entries are read in one go when so few others, of commands, lie between.
+	readThrough = 2
+)
 
 // rows returns the index rows of the batches from the one that holds from on.
 func (r reader) rows(from, end Offset) ([]indexRow, error) {
@@ -91,6 +99,7 @@ func (r reader) rows(from, end Offset) ([]indexRow, error) {
 		return nil, r.damaged(nil, fmt.Errorf("the offset index does not know offset %d", from))
 	}
 	var rows []indexRow
+	size := 0
 	err = r.store.Iterate(logstore.Offsets, uint64(r.id), first[:], offsetKey(nil, end), func(k, v []byte) bool {
 		row, err := decodeIndexRow(k, v)
 		if err != nil {
@@ -102,7 +111,8 @@ func (r reader) rows(from, end Offset) ([]indexRow, error) {
 			return false
 		}
 		rows = append(rows, row)
-		return len(rows) < pageRows
+		size += int(row.size)
+		return len(rows) < pageRows && size < pageBytes
 	})
 	if err == nil && bad == nil && (len(rows) == 0 || rows[0].base > from) {
 		bad = fmt.Errorf("the offset index lost offset %d", from) // or retention removed it in between: the caller looks
@@ -113,40 +123,64 @@ func (r reader) rows(from, end Offset) ([]indexRow, error) {
 	return rows, nil
 }
 
-// batches reads the batches of one entry. What they alias is their own.
-func (r reader) batches(rows []indexRow) ([]stored, error) {
-	out := make([]stored, 0, len(rows))
-	index := rows[0].index
+// batches calls fn with the batches of some rows until it returns false. What
+// they alias is their own. Where damage ends it, fn had what is good before.
+func (r reader) batches(rows []indexRow, fn func(stored) bool) error {
+	for len(rows) > 0 {
+		n := 1
+		for n < len(rows) && rows[n].index-rows[n-1].index <= readThrough+1 {
+			n++
+		}
+		more, err := r.run(rows[:n], fn)
+		if err != nil || !more {
+			return err
+		}
+		rows = rows[n:]
+	}
+	return nil
+}
+
+// run is batches for rows of entries that lie close together.
+func (r reader) run(rows []indexRow, fn func(stored) bool) (more bool, err error) {
+	more = true
+	first, last := rows[0].index, rows[len(rows)-1].index
 	var bad error
-	err := r.store.Scan(uint64(r.id), uint64(index), uint64(index)+1, func(e logstore.Entry, _ uint32) bool {
-		for _, row := range rows {
-			it, err := itemAt(e.Data, int(row.at))
-			if err != nil {
-				bad = err
+	err = r.store.Scan(uint64(r.id), uint64(first), uint64(last)+1, func(e logstore.Entry, _ uint32) bool {
+		for len(rows) > 0 && rows[0].index == Index(e.Index) {
+			var b record.Batch
+			if b, bad = batchAt(e.Data, &rows[0]); bad != nil {
 				return false
 			}
-			b, _, err := record.Parse(append(make([]byte, 0, len(it.data)), it.data...))
-			if err == nil && b.Len() != int(row.records) {
-				err = fmt.Errorf("a batch of %d records where the index says %d", b.Len(), row.records)
-			}
-			if err != nil {
-				bad = err
+			more = fn(stored{row: rows[0], batch: b})
+			if rows = rows[1:]; !more {
 				return false
 			}
-			out = append(out, stored{row: row, batch: b})
 		}
 		return true
 	})
-	if err == nil && bad == nil && len(out) != len(rows) {
+	if err == nil && bad == nil && more && len(rows) > 0 {
 		bad = fmt.Errorf("no entry was read")
 	}
-	if err != nil || bad != nil {
-		if bad != nil {
-			return nil, damagedAt(r.id, index, bad)
-		}
-		return nil, r.damaged(err, nil)
+	if bad != nil {
+		return false, damagedAt(r.id, rows[0].index, bad)
 	}
-	return out, nil
+	if err != nil {
+		return false, r.damaged(err, nil)
+	}
+	return more, nil
+}
+
+// batchAt copies the batch that a row names out of its entry, and checks it.
+func batchAt(entry []byte, row *indexRow) (record.Batch, error) {
+	it, err := itemAt(entry, int(row.at))
+	if err != nil {
+		return record.Batch{}, err
+	}
+	b, _, err := record.Parse(bytes.Clone(it.data))
+	if err == nil && b.Len() != int(row.records) {
+		err = fmt.Errorf("a batch of %d records where the index says %d", b.Len(), row.records)
+	}
+	return b, err
 }
 
 func (r reader) damaged(err, bad error) error {

@@ -52,6 +52,7 @@ type shelf struct {
 	mu      sync.RWMutex
 	batches []stored // ascending; those before head are gone
 	head    int
+	pages   []page // older ones that were read from disk; ascending, none meets another
 	info    Info
 	buckets buckets  // where the rows of message ids lie
 	pos     Position // what readers may see: applied, and the rows of it committed
@@ -84,7 +85,7 @@ func (s *shelf) find(o Offset) (stored, bool) {
 	defer s.mu.RUnlock()
 	b := s.batches[s.head:]
 	if len(b) == 0 || o < b[0].row.base {
-		return stored{}, false
+		return s.findPage(o)
 	}
 	i := sort.Search(len(b), func(i int) bool { return b[i].row.end() > o })
 	if i == len(b) {
@@ -93,10 +94,13 @@ func (s *shelf) find(o Offset) (stored, bool) {
 	return b[i], true
 }
 
-// first returns the lowest offset in memory; false when none is.
-func (s *shelf) first() (Offset, bool) {
+// next returns the lowest offset behind o that is in memory; false when none is.
+func (s *shelf) next(o Offset) (Offset, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
+	if i := s.pageBehind(o); i < len(s.pages) {
+		return s.pages[i].first(), true
+	}
 	if s.head == len(s.batches) {
 		return 0, false
 	}
@@ -106,9 +110,15 @@ func (s *shelf) first() (Offset, bool) {
 // tail is the memory that all shelves of a node share: the oldest batch of the
 // node leaves first. It belongs to the loop.
 type tail struct {
+	pages        pages // beside it, with a limit of their own
 	limit, bytes int64
 	order        []*shelf // whose batch leaves next
 	head         int
+}
+
+// newTail divides the memory: a quarter is for pages.
+func newTail(bytes int64) tail {
+	return tail{limit: bytes - bytes/4, pages: pages{limit: bytes / 4}}
 }
 
 // add puts a batch on a shelf. Readers do not see it before they are told of
@@ -151,6 +161,7 @@ func (t *tail) trim() {
 // drop empties a shelf whose partition is gone. Its places in the order stay
 // and find nothing.
 func (t *tail) drop(s *shelf) {
+	t.pages.drop(s)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := s.head; i < len(s.batches); i++ {
