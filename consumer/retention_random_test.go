@@ -48,7 +48,7 @@ type fates struct {
 // up or lost, and none of them twice; the loss records add up to those that were
 // lost; what is dead keeps its message; nothing that is gone is delivered.
 func TestRetentionLosesWhatItSays(t *testing.T) {
-	for range 6 { // what is rare, a whole key on disk, say, takes some hundred runs
+	for range 4 { // what is rare, a whole key on disk, say, takes some hundred runs
 		rapid.Check(t, retentionScript)
 	}
 }

@@ -211,12 +211,12 @@ func TestDedupeModel(t *testing.T) {
 				}
 			},
 			"restart": func(rt *rapid.T) {
-				if rapid.IntRange(0, 3).Draw(rt, "do") == 0 {
+				if rapid.IntRange(0, 6).Draw(rt, "do") == 0 {
 					n.restart()
 				}
 			},
 			"cut": func(rt *rapid.T) {
-				if rapid.IntRange(0, 3).Draw(rt, "do") == 0 {
+				if rapid.IntRange(0, 6).Draw(rt, "do") == 0 {
 					cut := n.fs.CrashClone(vfs.CrashCloneCfg{})
 					n.stop()
 					n.fs = cut
