@@ -14,7 +14,7 @@ KILLS    ?= 10
 
 # Packages with goroutines of their own: their tests run again under the race
 # detector, shortened (-short), since it makes them about ten times slower.
-RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/duplex/... ./internal/retry/... ./loadtest/... ./cmd/strandmq/...
+RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/retry/... ./loadtest/... ./cmd/strandmq/...
 
 # How long `make fuzz` spends on each target, and which benchmarks run how.
 FUZZTIME  ?= 20s

@@ -230,7 +230,7 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 	rest = time.Since(ended)
 	for _, t := range takers {
 		_ = t.leave()
-		_ = t.s.SetReadDeadline(time.Now().Add(answerTime))
+		t.s.Patience(answerTime)
 	}
 	members.Wait()
 	return drained, rest, d.cause(all, ctx)

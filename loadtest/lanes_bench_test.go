@@ -3,8 +3,9 @@ package loadtest
 import (
 	"testing"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/strandmq/strandmq/internal/check"
-	"github.com/strandmq/strandmq/internal/duplex"
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -25,12 +26,17 @@ func BenchmarkMake(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	buf := make([]byte, duplex.Headroom, 1<<20)
+	var out outbox
+	var buf []byte
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
 		x := l.all[i%len(l.all)]
-		buf = appendRecordBatch(buf[:duplex.Headroom], "", x.partition, record.Meta{}, l.records(x, 256, 1, false))
+		out.clear()
+		out.add("", x.partition, record.Meta{}, l.records(x, 256, 1, false), false)
+		if buf, err = (proto.MarshalOptions{}).MarshalAppend(buf[:0], &out.frame); err != nil {
+			b.Fatal(err)
+		}
 		i++
 	}
 	b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(i)/256, "ns/msg")
@@ -59,6 +65,7 @@ func BenchmarkJudge(b *testing.B) {
 	}
 	d := &drive{lanes: l, publish: newLatencies()}
 	var m *taker
+	var frame strandmqv1.ConsumeResponse
 	overlaps := uint64(0) // two of a key in one batch, which a broker would not do
 	b.ReportAllocs()
 	n := 0
@@ -69,7 +76,10 @@ func BenchmarkJudge(b *testing.B) {
 			m = &taker{g: d.crowd}
 			b.StartTimer()
 		}
-		if err := m.handle(frames[n%len(frames)]); err != nil {
+		if err := proto.Unmarshal(frames[n%len(frames)], &frame); err != nil {
+			b.Fatal(err)
+		}
+		if err := m.handle(&frame); err != nil {
 			b.Fatal(err)
 		}
 		overlaps = d.crowd.tally.So().Overlapping

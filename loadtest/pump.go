@@ -10,10 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
-
-	"github.com/strandmq/strandmq/internal/duplex"
 	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -29,8 +25,8 @@ import (
 type pump struct {
 	d      *drive
 	lanes  *lanes
-	s      *duplex.Stream
-	buf    []byte
+	s      *stream
+	out    outbox
 	most   int    // messages of a batch
 	number uint64 // of the latest batch
 	wake   chan struct{}
@@ -51,12 +47,11 @@ type underway struct {
 }
 
 func (d *drive) newPump(ctx context.Context) (*pump, error) {
-	s, err := duplex.Dial(ctx, d.server, publishStream)
+	s, err := openStream(ctx, d.server, publishStream)
 	if err != nil {
 		return nil, explainStream(err, d.server)
 	}
 	p := &pump{d: d, lanes: d.lanes, s: s, wake: make(chan struct{}, 1), way: map[uint64]underway{}}
-	p.buf = make([]byte, duplex.Headroom, 1<<20)
 	// Two batches of a partition are under way: one is stored, one arrives. A
 	// frame has at most 4 MiB, so a batch has half of that.
 	p.most = max(1, min((d.c.InFlight+1)/2, record.MaxBatchRecords, (record.MaxBatchBytes/2)/(d.shape.Size+200)))
@@ -84,11 +79,7 @@ func (p *pump) add(x *lane, n int, due int64) {
 		m.ProducerID, m.FirstSequence = p.d.producer, x.sequence
 		x.sequence += uint64(n)
 	}
-	if p.d.c.Messages {
-		p.buf = appendMessages(p.buf, topic, m, recs)
-	} else {
-		p.buf = appendRecordBatch(p.buf, topic, x.partition, m, recs)
-	}
+	p.out.add(topic, x.partition, m, recs, p.d.c.Messages)
 	p.number++
 	x.waiting.Add(int64(n))
 	x.open.Add(int64(n))
@@ -99,11 +90,11 @@ func (p *pump) add(x *lane, n int, due int64) {
 
 // flush sends the frame, if there is something in it.
 func (p *pump) flush() error {
-	if len(p.buf) == duplex.Headroom {
+	if p.out.size == 0 {
 		return nil
 	}
-	err := p.s.Send(p.buf)
-	p.buf = p.buf[:duplex.Headroom]
+	err := p.s.Send(&p.out.frame)
+	p.out.clear()
 	return err
 }
 
@@ -140,12 +131,12 @@ func (p *pump) full(stop <-chan struct{}, count int) error {
 				rest[i] -= n
 			}
 			more = more || rest[i] > 0
-			if len(p.buf) > maxFrameBytes {
+			if p.out.size > maxFrameBytes {
 				more = true
 				break // the others go with the next one
 			}
 		}
-		if len(p.buf) > duplex.Headroom {
+		if p.out.size > 0 {
 			if err := p.flush(); err != nil {
 				return err
 			}
@@ -161,10 +152,6 @@ func (p *pump) full(stop <-chan struct{}, count int) error {
 		}
 	}
 }
-
-// maxFrameBytes is when a frame is sent before every partition has its part: a
-// frame has at most 4 MiB, and the largest batch fits behind this.
-const maxFrameBytes = 1 << 20
 
 // paced publishes by schedule, in bursts of a millisecond: what is due when one
 // begins goes out together, over all partitions in turn.
@@ -213,7 +200,7 @@ func (p *pump) paced(stop <-chan struct{}) error {
 					sent += uint64(k)
 				}
 				left = left || owed[i] > 0
-				if len(p.buf) > maxFrameBytes {
+				if p.out.size > maxFrameBytes {
 					if err := p.flush(); err != nil {
 						return err
 					}
@@ -236,27 +223,16 @@ func (p *pump) paced(stop <-chan struct{}) error {
 
 // answers takes what the broker says, until the stream ends.
 func (p *pump) answers() error {
+	var m strandmqv1.PublishStreamResponse
 	for {
-		m, err := p.s.Receive()
-		if err != nil {
+		if err := p.s.Receive(&m); err != nil {
 			return err
 		}
 		now := p.d.since()
-		f := wireFields{b: m}
-		for f.next() {
-			if f.num != fieldResults {
-				continue
-			}
-			a, err := readAnswer(f.v)
-			if err != nil {
+		for _, r := range m.GetResults() {
+			if err := p.answered(r, now); err != nil {
 				return err
 			}
-			if err := p.answered(a, now); err != nil {
-				return err
-			}
-		}
-		if err := f.end(); err != nil {
-			return err
 		}
 		select {
 		case p.wake <- struct{}{}:
@@ -265,20 +241,21 @@ func (p *pump) answers() error {
 	}
 }
 
-func (p *pump) answered(a batchAnswer, now int64) error {
+func (p *pump) answered(a *strandmqv1.PublishBatchResult, now int64) error {
 	p.mu.Lock()
-	u, ok := p.way[a.batch]
-	delete(p.way, a.batch)
+	u, ok := p.way[a.GetBatch()]
+	delete(p.way, a.GetBatch())
 	p.mu.Unlock()
+	stored, problem := readAnswer(a)
 	switch {
 	case !ok:
-		return fmt.Errorf("the broker answered batch %d, which has no answer to wait for", a.batch)
-	case a.problem != nil:
+		return fmt.Errorf("the broker answered batch %d, which has no answer to wait for", a.GetBatch())
+	case problem != nil:
 		r := &Refusal{}
-		refuse(r, a.problem)
+		refuse(r, problem)
 		return r
-	case int(a.stored) != u.count:
-		return fmt.Errorf("the broker answered for %d of %d messages of a batch", a.stored, u.count)
+	case stored != u.count:
+		return fmt.Errorf("the broker answered for %d of %d messages of a batch", stored, u.count)
 	}
 	p.d.publish.recordMany(int(u.lane.partition), p.d.inFigures(u.due), now-u.due, int64(u.count))
 	p.published.Add(uint64(u.count))
@@ -329,7 +306,7 @@ func (p *pump) work(stop <-chan struct{}) error {
 		err = p.s.CloseSend()
 	}
 	// The broker ends the call when all is answered.
-	_ = p.s.SetReadDeadline(time.Now().Add(answerTime))
+	p.s.Patience(answerTime)
 	said := <-heard
 	if errors.Is(said, io.EOF) && err == nil {
 		if n := p.pending(); n > 0 {
@@ -341,24 +318,4 @@ func (p *pump) work(stop <-chan struct{}) error {
 		err = said // it says more than a write that failed
 	}
 	return explainStream(err, p.d.server)
-}
-
-// answerTime is how long answers may take.
-const answerTime = 30 * time.Second
-
-// appendMessages writes a PublishBatch of readable messages.
-func appendMessages(b []byte, topic string, m record.Meta, recs []record.Record) []byte {
-	batch := &strandmqv1.PublishBatch{Topic: topic, ProducerId: m.ProducerID, FirstSequence: m.FirstSequence, Messages: make([]*strandmqv1.Message, len(recs))}
-	for i := range recs {
-		batch.Messages[i] = &strandmqv1.Message{
-			KeyKind: &strandmqv1.Message_Key{Key: string(recs[i].Key)}, Id: recs[i].ID, Body: &strandmqv1.Message_Bytes{Bytes: recs[i].Body},
-		}
-	}
-	b = protowire.AppendTag(b, fieldBatches, protowire.BytesType)
-	b = openLength(b)
-	at := len(b) - lengthBytes
-	// Encoding fails for strings that are not UTF-8 only, and these are ours.
-	b, _ = proto.MarshalOptions{}.MarshalAppend(b, batch)
-	closeLength(b, at)
-	return b
 }

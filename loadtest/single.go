@@ -1,24 +1,15 @@
 package loadtest
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"net/http"
-	"net/url"
-	"strconv"
 	"sync/atomic"
-	"time"
 
-	"google.golang.org/protobuf/proto"
-
-	"github.com/strandmq/strandmq/internal/duplex"
 	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
 
 // single publishes one message at a time, each when the one before it has its
@@ -44,18 +35,14 @@ func (d *drive) newSingle(ctx context.Context, n int) (*single, error) {
 	s := &single{d: d, n: n}
 	s.lanes, s.lane = d.lanes.fork(uint32(n))
 	if d.shape.Unary {
-		way, err := dialUnary(ctx, d.server, d.topic)
-		if err != nil {
-			return nil, err
-		}
-		s.way = way
+		s.way = newUnarySingle(d.server, d.topic)
 		return s, nil
 	}
-	conn, err := duplex.Dial(ctx, d.server, publishStream)
+	conn, err := openStream(ctx, d.server, publishStream)
 	if err != nil {
 		return nil, explainStream(err, d.server)
 	}
-	way := &streamSingle{s: conn, topic: d.topic, partition: s.lane.partition, buf: make([]byte, duplex.Headroom, 4096)}
+	way := &streamSingle{s: conn, topic: d.topic, partition: s.lane.partition}
 	if d.c.Sequences {
 		way.producer = fmt.Sprintf("%s-%d", d.producer, n)
 	}
@@ -88,12 +75,13 @@ func (s *single) work(stop <-chan struct{}) error {
 
 // streamSingle sends over a stream, as a record batch of one.
 type streamSingle struct {
-	s         *duplex.Stream
+	s         *stream
 	topic     string // named once
 	partition uint32
 	producer  string
 	number    uint64
-	buf       []byte
+	out       outbox
+	answer    strandmqv1.PublishStreamResponse
 	one       [1]record.Record
 }
 
@@ -110,103 +98,62 @@ func (w *streamSingle) send(r record.Record) error {
 	if w.producer != "" {
 		m = record.Meta{ProducerID: w.producer, FirstSequence: w.number - 1}
 	}
-	w.buf = appendRecordBatch(w.buf[:duplex.Headroom], topic, w.partition, m, w.one[:])
-	if err := w.s.Send(w.buf); err != nil {
+	w.out.clear()
+	w.out.add(topic, w.partition, m, w.one[:], false)
+	if err := w.s.Send(&w.out.frame); err != nil && !errors.Is(err, errCut) {
 		return err
 	}
-	_ = w.s.SetReadDeadline(time.Now().Add(answerTime))
-	b, err := w.s.Receive()
-	if err != nil {
+	w.s.Patience(answerTime)
+	if err := w.s.Receive(&w.answer); err != nil {
 		return err
 	}
-	f := wireFields{b: b}
-	for f.next() {
-		if f.num != fieldResults {
-			continue
-		}
-		a, err := readAnswer(f.v)
-		switch {
-		case err != nil:
-			return err
-		case a.problem != nil:
-			r := &Refusal{}
-			refuse(r, a.problem)
-			return r
-		case a.batch != w.number || a.stored != 1:
-			return fmt.Errorf("the broker answered for %d messages of batch %d, and 1 of batch %d was sent", a.stored, a.batch, w.number)
-		}
-		return nil
+	if len(w.answer.GetResults()) != 1 {
+		return fmt.Errorf("%w: it has %d answers, and one batch was sent", errFrame, len(w.answer.GetResults()))
 	}
-	return errors.Join(f.end(), fmt.Errorf("%w: it has no answer", errFrame))
+	a := w.answer.GetResults()[0]
+	stored, problem := readAnswer(a)
+	switch {
+	case problem != nil:
+		r := &Refusal{}
+		refuse(r, problem)
+		return r
+	case a.GetBatch() != w.number || stored != 1:
+		return fmt.Errorf("the broker answered for %d messages of batch %d, and 1 of batch %d was sent", stored, a.GetBatch(), w.number)
+	}
+	return nil
 }
 
 // unarySingle sends by unary calls over HTTP/1.1 in protobuf, as a readable
-// message. Requests are written by hand: a general client would take as much
-// processor time as the broker.
+// message, on a connection of its own.
 type unarySingle struct {
-	conn net.Conn
-	in   *bufio.Reader
-	head []byte
-	req  strandmqv1.PublishRequest
-	msg  strandmqv1.Message
-	kind strandmqv1.Message_Key
-	body strandmqv1.Message_Bytes
-	out  []byte
-	raw  []byte
-	buf  bytes.Buffer
+	server string
+	call   strandmqv1connect.PublishServiceClient
+	idle   func()
+	req    strandmqv1.PublishRequest
+	msg    strandmqv1.Message
+	kind   strandmqv1.Message_Key
+	body   strandmqv1.Message_Bytes
 }
 
-func dialUnary(ctx context.Context, server, topic string) (*unarySingle, error) {
-	u, err := url.Parse(server)
-	if err != nil {
-		return nil, err
-	}
-	if u.Scheme != "http" || u.Port() == "" {
-		return nil, fmt.Errorf("%q: this shape needs an address such as http://127.0.0.1:7171", server)
-	}
-	var d net.Dialer
-	conn, err := d.DialContext(ctx, "tcp", u.Host)
-	if err != nil {
-		return nil, explainStream(err, server)
-	}
-	w := &unarySingle{conn: conn, in: bufio.NewReaderSize(conn, 4096)}
-	w.head = fmt.Appendf(nil, "POST %s/strandmq.v1.PublishService/Publish HTTP/1.1\r\nHost: %s\r\nContent-Type: application/proto\r\nConnect-Protocol-Version: 1\r\nContent-Length: ", u.Path, u.Host)
+func newUnarySingle(server, topic string) *unarySingle {
+	transport := http.DefaultTransport.(*http.Transport).Clone()
+	transport.MaxConnsPerHost, transport.ForceAttemptHTTP2 = 1, false
+	w := &unarySingle{server: server, idle: transport.CloseIdleConnections}
+	w.call = newPublishClient(&http.Client{Transport: transport}, server)
 	w.msg.KeyKind, w.msg.Body = &w.kind, &w.body
 	w.req.Topic, w.req.Messages = topic, []*strandmqv1.Message{&w.msg}
-	return w, nil
+	return w
 }
 
-func (w *unarySingle) close() { _ = w.conn.Close() }
+func (w *unarySingle) close() { w.idle() }
 
-func (w *unarySingle) send(r record.Record) (err error) {
+func (w *unarySingle) send(r record.Record) error {
 	w.kind.Key, w.body.Bytes, w.msg.Id = string(r.Key), r.Body, r.ID
-	if w.raw, err = (proto.MarshalOptions{}).MarshalAppend(w.raw[:0], &w.req); err != nil {
-		return err
-	}
-	w.out = append(w.out[:0], w.head...)
-	w.out = strconv.AppendInt(w.out, int64(len(w.raw)), 10)
-	w.out = append(w.out, "\r\n\r\n"...)
-	w.out = append(w.out, w.raw...)
-	_ = w.conn.SetDeadline(time.Now().Add(answerTime))
-	if _, err := w.conn.Write(w.out); err != nil {
-		return err
-	}
-	res, err := http.ReadResponse(w.in, nil)
+	ctx, cancel := context.WithTimeout(context.Background(), answerTime)
+	defer cancel()
+	answer, err := w.call.Publish(ctx, &w.req)
 	if err != nil {
-		return err
-	}
-	w.buf.Reset()
-	_, err = w.buf.ReadFrom(io.LimitReader(res.Body, 1<<20))
-	err = errors.Join(err, res.Body.Close())
-	if err != nil {
-		return err
-	}
-	if res.StatusCode != http.StatusOK {
-		return duplex.Refused(strconv.Itoa(res.StatusCode), w.buf.Bytes())
-	}
-	var answer strandmqv1.PublishResponse
-	if err := proto.Unmarshal(w.buf.Bytes(), &answer); err != nil {
-		return err
+		return explain(err, w.server)
 	}
 	if n := len(answer.GetResults()); n != 1 {
 		return fmt.Errorf("the broker answered for %d of 1 messages", n)

@@ -11,7 +11,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/internal/check"
-	"github.com/strandmq/strandmq/internal/duplex"
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -39,10 +38,9 @@ type streamPublisher struct {
 	keeper sync.WaitGroup
 	begun  bool
 
-	sending sync.Mutex     // numbers batches and writes them
-	s       *duplex.Stream // guarded by sending; nil while there is none
-	number  uint64         // guarded by sending: of the latest batch on s
-	frame   []byte         // guarded by sending
+	sending sync.Mutex // numbers batches and writes them
+	s       *stream    // guarded by sending; nil while there is none
+	number  uint64     // guarded by sending: of the latest batch on s
 
 	mu      sync.Mutex
 	moved   sync.Cond
@@ -64,8 +62,9 @@ type item struct {
 type part struct {
 	of        *item
 	partition uint32
-	places    []int  // in the item
-	wire      []byte // one entry of a frame
+	places    []int // in the item
+	batch     *strandmqv1.PublishBatch
+	size      int // of batch, in a frame
 	answered  bool
 }
 
@@ -142,11 +141,13 @@ func (p *streamPublisher) divide(ctx context.Context, batch []Message, it *item)
 			m.ProducerID, m.FirstSequence = p.producer, p.sequence[x.partition]
 			p.sequence[x.partition] += uint64(len(x.places))
 		}
+		x.batch = &strandmqv1.PublishBatch{}
 		if p.b.c.Messages {
-			x.wire = appendMessages(nil, p.topic, m, recs[x.partition])
+			fillMessages(x.batch, p.topic, m, recs[x.partition])
 		} else {
-			x.wire = appendRecordBatch(nil, p.topic, x.partition, m, recs[x.partition])
+			fillRecords(x.batch, p.topic, x.partition, m, recs[x.partition], nil)
 		}
+		x.size = proto.Size(x.batch)
 	}
 	it.left = len(parts)
 	return parts, nil
@@ -156,16 +157,17 @@ func (p *streamPublisher) divide(ctx context.Context, batch []Message, it *item)
 // answer is sent again. sending is held.
 func (p *streamPublisher) write(parts []*part) {
 	for len(parts) > 0 {
-		p.frame = append(p.frame[:0], make([]byte, duplex.Headroom)...)
-		n := 0
+		frame := &strandmqv1.PublishStreamRequest{}
+		n, size := 0, 0
 		p.mu.Lock()
-		for ; n < len(parts) && n < 1000 && (n == 0 || len(p.frame)+len(parts[n].wire) <= maxFrameBytes); n++ {
+		for ; n < len(parts) && n < 1000 && (n == 0 || size+parts[n].size <= maxFrameBytes); n++ {
 			p.number++
 			p.numbers[p.number] = parts[n]
-			p.frame = append(p.frame, parts[n].wire...)
+			frame.Batches = append(frame.Batches, parts[n].batch)
+			size += parts[n].size
 		}
 		p.mu.Unlock()
-		if p.s.Send(p.frame) != nil {
+		if p.s.Send(frame) != nil {
 			return
 		}
 		parts = parts[n:]
@@ -177,10 +179,10 @@ func (p *streamPublisher) keep() {
 	var since time.Time // the stream broke, and nothing was answered after
 	wait := 50 * time.Millisecond
 	for {
-		s, err := again(p.dial, p.b.c.RetryFor, func() (*duplex.Stream, error) {
+		s, err := again(p.dial, p.b.c.RetryFor, func() (*stream, error) {
 			once, cancel := context.WithTimeout(p.dial, callTime)
 			defer cancel()
-			s, err := duplex.Dial(once, p.b.server, publishStream)
+			s, err := openStream(once, p.b.server, publishStream)
 			return s, explainStream(err, p.b.server)
 		})
 		if err != nil {
@@ -271,23 +273,17 @@ func (p *streamPublisher) mayRepeat(err error) error {
 }
 
 // answers reads answers until the stream ends.
-func (p *streamPublisher) answers(s *duplex.Stream, count *int) error {
+func (p *streamPublisher) answers(s *stream, count *int) error {
+	var m strandmqv1.PublishStreamResponse
 	for {
-		b, err := s.Receive()
-		if err != nil {
+		if err := s.Receive(&m); err != nil {
 			return err
 		}
-		f := wireFields{b: b}
-		for f.next() {
-			if f.num == fieldResults {
-				if err := p.answer(f.v); err != nil {
-					return err
-				}
-				*count++
+		for _, r := range m.GetResults() {
+			if err := p.answer(r); err != nil {
+				return err
 			}
-		}
-		if err := f.end(); err != nil {
-			return err
+			*count++
 		}
 		p.finish()
 	}
@@ -295,11 +291,7 @@ func (p *streamPublisher) answers(s *duplex.Stream, count *int) error {
 
 // answer takes one answer. A part that was refused for now keeps its place; the
 // broker ends the stream, and it is sent again.
-func (p *streamPublisher) answer(b []byte) error {
-	var a strandmqv1.PublishBatchResult
-	if err := proto.Unmarshal(b, &a); err != nil {
-		return errFrame
-	}
+func (p *streamPublisher) answer(a *strandmqv1.PublishBatchResult) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	x := p.numbers[a.GetBatch()]

@@ -9,10 +9,7 @@ import (
 	"sync"
 	"time"
 
-	"google.golang.org/protobuf/proto"
-
 	"github.com/strandmq/strandmq/internal/check"
-	"github.com/strandmq/strandmq/internal/duplex"
 	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -21,10 +18,7 @@ import (
 // own reads; it ends with the stream, and Leave and Drop wait for it.
 type streamSession struct {
 	b *streams
-	s *duplex.Stream
-
-	sending sync.Mutex
-	frame   []byte // guarded by sending
+	s *stream
 
 	reader  sync.WaitGroup
 	mu      sync.Mutex
@@ -46,16 +40,16 @@ func (b *streams) Join(ctx context.Context, topic, group, member string) (Sessio
 	return again(ctx, b.c.RetryFor, func() (Session, error) {
 		once, cancel := context.WithTimeout(ctx, callTime)
 		defer cancel()
-		s, err := duplex.Dial(once, b.server, consumeStream)
+		s, err := openStream(once, b.server, consumeStream)
 		if err != nil {
 			return nil, explainStream(err, b.server)
 		}
 		defer context.AfterFunc(once, func() { _ = s.Close() })()
 		x := &streamSession{b: b, s: s, settled: map[uint64]*strandmqv1.SettleRunResult{}, wanted: map[uint64]bool{}}
 		x.moved.L = &x.mu
-		var first []byte
-		if err = x.send(open); err == nil {
-			first, err = s.Receive()
+		first := &strandmqv1.ConsumeResponse{}
+		if err = s.Send(open); errors.Is(err, errCut) || err == nil {
+			err = s.Receive(first)
 		}
 		if err == nil {
 			err = x.take(first)
@@ -72,24 +66,13 @@ func (b *streams) Join(ctx context.Context, topic, group, member string) (Sessio
 	})
 }
 
-func (x *streamSession) send(m *strandmqv1.ConsumeRequest) error {
-	x.sending.Lock()
-	defer x.sending.Unlock()
-	frame := append(x.frame[:0], make([]byte, duplex.Headroom)...)
-	frame, err := proto.MarshalOptions{}.MarshalAppend(frame, m)
-	if err != nil {
-		return err
-	}
-	x.frame = frame
-	return x.s.Send(frame)
-}
-
 // read takes what comes until the stream ends.
 func (x *streamSession) read() {
 	for {
-		b, err := x.s.Receive()
+		m := &strandmqv1.ConsumeResponse{} // a new one: what is in it stays in the queue
+		err := x.s.Receive(m)
 		if err == nil {
-			err = x.take(b)
+			err = x.take(m)
 		}
 		if err != nil {
 			x.mu.Lock()
@@ -103,11 +86,7 @@ func (x *streamSession) read() {
 }
 
 // take takes one frame.
-func (x *streamSession) take(b []byte) error {
-	var m strandmqv1.ConsumeResponse
-	if err := proto.Unmarshal(b, &m); err != nil {
-		return errFrame
-	}
+func (x *streamSession) take(m *strandmqv1.ConsumeResponse) error {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	for _, d := range m.GetBatches() {
@@ -118,27 +97,22 @@ func (x *streamSession) take(b []byte) error {
 		offset := d.GetFirstOffset()
 		bt.Each(func(i int, r record.Raw) bool {
 			if i > 0 {
-				step := uint32(1)
-				if i <= len(d.GetOffsetSteps()) {
-					step = d.GetOffsetSteps()[i-1]
-				}
-				offset += uint64(step)
-			}
-			attempt := uint32(1)
-			if i < len(d.GetAttempts()) {
-				attempt = d.GetAttempts()[i]
+				offset += uint64(numberOf(d.GetOffsetSteps(), i-1, 1))
 			}
 			x.queue = append(x.queue, Delivery{
 				Key: string(r.Key()), Body: r.Body(), Place: check.Place{Partition: d.GetPartition(), Offset: offset},
-				Attempt: attempt, Number: d.GetFirstNumber() + uint64(i), Deadline: d.GetDeadlineMs(), Pushed: true,
+				Attempt: numberOf(d.GetAttempts(), i, 1), Number: d.GetFirstNumber() + uint64(i), Deadline: d.GetDeadlineMs(), Pushed: true,
 				Replayed: slices.Contains(d.GetReplayed(), uint32(i)),
 			})
 			return true
 		})
 	}
 	for _, r := range m.GetSettled() {
-		last := max(r.GetLast(), r.GetFirst())
-		for n := r.GetFirst(); n <= last; n++ {
+		first, last, err := settledRun(r)
+		if err != nil {
+			return err
+		}
+		for n := first; n <= last; n++ {
 			if !x.wanted[n] {
 				return fmt.Errorf("%w: it settles delivery %d, which nobody settled", errFrame, n)
 			}
@@ -165,7 +139,7 @@ func (x *streamSession) Receive(ctx context.Context, most int, wait time.Duratio
 	switch {
 	case n > 0:
 		// When the stream is gone the next call says so.
-		_ = x.send(&strandmqv1.ConsumeRequest{Credits: uint32(n)})
+		_ = x.s.Send(&strandmqv1.ConsumeRequest{Credits: uint32(n)})
 		return got, nil
 	case end != nil:
 		return nil, ended(end, x.b.server)
@@ -204,7 +178,7 @@ func (x *streamSession) Settle(ctx context.Context, list []Settlement) ([]check.
 			req.Settlements = append(req.Settlements, run)
 			from = to
 		}
-		if x.send(req) != nil {
+		if x.s.Send(req) != nil {
 			break // the reader says why
 		}
 	}
@@ -262,7 +236,7 @@ func (x *streamSession) Drop() {
 
 // Leave implements Session.
 func (x *streamSession) Leave(ctx context.Context) error {
-	err := x.send(&strandmqv1.ConsumeRequest{Leave: true})
+	err := x.s.Send(&strandmqv1.ConsumeRequest{Leave: true})
 	if err == nil {
 		err = x.s.CloseSend()
 	}

@@ -20,7 +20,7 @@ func TestStreamsKept(t *testing.T) {
 		"record batches": func(*Config) {},
 		"messages":       func(c *Config) { c.Messages = true },
 		"sequences":      func(c *Config) { c.Sequences, c.NoIDs = true, true },
-		"full speed":     func(c *Config) { c.Rate, c.InFlight, c.Duration = 0, 30, 100*time.Millisecond },
+		"full speed":     func(c *Config) { c.Rate, c.InFlight, c.Crash = 0, 30, 20*time.Millisecond },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()

@@ -8,13 +8,8 @@ import (
 	"io"
 	"sync"
 	"sync/atomic"
-	"time"
-
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/internal/check"
-	"github.com/strandmq/strandmq/internal/duplex"
 	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -42,8 +37,7 @@ type crowd struct {
 type taker struct {
 	g    *crowd
 	n    int
-	s    *duplex.Stream
-	buf  []byte
+	s    *stream
 	hand deliveries
 	done []taken // of the frame at hand
 	key  []byte
@@ -61,11 +55,11 @@ type taken struct {
 const creditsPerPartition = 500
 
 func (g *crowd) join(ctx context.Context, n int) (*taker, error) {
-	s, err := duplex.Dial(ctx, g.d.server, consumeStream)
+	s, err := openStream(ctx, g.d.server, consumeStream)
 	if err != nil {
 		return nil, explainStream(err, g.d.server)
 	}
-	t := &taker{g: g, n: n, s: s, buf: make([]byte, duplex.Headroom, 4096)}
+	t := &taker{g: g, n: n, s: s}
 	open := &strandmqv1.ConsumeRequest{
 		Open: &strandmqv1.ConsumeOpen{
 			Topic: g.d.topic, Group: g.name, Member: fmt.Sprintf("%s-m%d", g.name, n+1), RecordBatches: true,
@@ -73,14 +67,10 @@ func (g *crowd) join(ctx context.Context, n int) (*taker, error) {
 		},
 		Credits: uint32(len(g.d.lanes.all) * creditsPerPartition / g.d.c.Members),
 	}
-	t.buf, err = proto.MarshalOptions{}.MarshalAppend(t.buf, open)
-	if err == nil {
-		err = t.flush()
-	}
-	if err == nil {
-		_ = s.SetReadDeadline(time.Now().Add(answerTime))
-		_, err = s.Receive() // the session comes at once
-		_ = s.SetReadDeadline(time.Time{})
+	if err = s.Send(open); err == nil || errors.Is(err, errCut) {
+		s.Patience(answerTime)
+		err = s.Receive(&strandmqv1.ConsumeResponse{}) // the session comes at once
+		s.Patience(0)
 	}
 	if err != nil {
 		_ = s.Close()
@@ -89,24 +79,19 @@ func (g *crowd) join(ctx context.Context, n int) (*taker, error) {
 	return t, nil
 }
 
-func (t *taker) flush() error {
-	err := t.s.Send(t.buf)
-	t.buf = t.buf[:duplex.Headroom]
-	return err
-}
-
 // work takes until the stream ends: see leave.
 func (t *taker) work() error {
 	defer t.s.Close()
+	var m strandmqv1.ConsumeResponse
 	for {
-		m, err := t.s.Receive()
+		err := t.s.Receive(&m)
 		if errors.Is(err, io.EOF) {
 			return nil
 		}
 		if err != nil {
 			return explainStream(err, t.g.d.server)
 		}
-		if err := t.frame(m); err != nil {
+		if err := t.frame(&m); err != nil {
 			return err
 		}
 	}
@@ -116,24 +101,26 @@ func (t *taker) work() error {
 func (t *taker) leave() error { return t.s.CloseSend() }
 
 // frame handles what one frame brings, and answers with one.
-func (t *taker) frame(m []byte) error {
+func (t *taker) frame(m *strandmqv1.ConsumeResponse) error {
 	if err := t.handle(m); err != nil || len(t.done) == 0 {
 		return err
 	}
-	t.buf = appendCredits(t.buf, uint32(len(t.done)))
+	req := &strandmqv1.ConsumeRequest{Credits: uint32(len(t.done))}
 	for i := 0; i < len(t.done); {
 		k := i + 1
 		for k < len(t.done) && t.done[k].number == t.done[k-1].number+1 {
 			k++
 		}
-		t.buf = appendSettleRun(t.buf, t.done[i].number, t.done[k-1].number, strandmqv1.SettleAction_SETTLE_ACTION_ACK, "")
+		req.Settlements = append(req.Settlements, &strandmqv1.SettleRun{
+			First: t.done[i].number, Last: t.done[k-1].number, Action: strandmqv1.SettleAction_SETTLE_ACTION_ACK,
+		})
 		i = k
 	}
-	return t.flush()
+	return t.s.Send(req)
 }
 
 // handle judges a frame and leaves in done what is to be settled.
-func (t *taker) handle(m []byte) error {
+func (t *taker) handle(m *strandmqv1.ConsumeResponse) error {
 	g := t.g
 	now := g.d.since()
 	t.done = t.done[:0]
@@ -141,19 +128,13 @@ func (t *taker) handle(m []byte) error {
 	defer g.mu.Unlock()
 	// What was settled first: a message that was settled for good is not handed
 	// out again, whichever of the two a frame tells first.
-	for _, part := range [...]struct {
-		num protowire.Number
-		fn  func([]byte, int64) error
-	}{{fieldSettled, t.confirmed}, {fieldBatchesOut, t.batch}} {
-		f := wireFields{b: m}
-		for f.next() {
-			if f.num == part.num {
-				if err := part.fn(f.v, now); err != nil {
-					return err
-				}
-			}
+	for _, r := range m.GetSettled() {
+		if err := t.confirmed(r, now); err != nil {
+			return err
 		}
-		if err := f.end(); err != nil {
+	}
+	for _, b := range m.GetBatches() {
+		if err := t.batch(b, now); err != nil {
 			return err
 		}
 	}
@@ -165,13 +146,9 @@ func (t *taker) handle(m []byte) error {
 }
 
 // batch judges the deliveries of one partition.
-func (t *taker) batch(b []byte, now int64) error {
+func (t *taker) batch(d *strandmqv1.DeliveryBatch, now int64) error {
 	g, l := t.g, t.g.d.lanes
-	d, err := readDeliveryBatch(b)
-	if err != nil {
-		return err
-	}
-	records, rest, err := record.Parse(d.records)
+	records, rest, err := record.Parse(d.GetRecords())
 	if err != nil || len(rest) > 0 {
 		return errors.Join(err, fmt.Errorf("%w: a batch of deliveries, %d bytes too long", errFrame, len(rest)))
 	}
@@ -179,29 +156,22 @@ func (t *taker) batch(b []byte, now int64) error {
 		g.first.Store(now)
 	}
 	var same, since int64 // so many messages were due at the same moment
-	place := check.Place{Partition: d.partition, Offset: d.firstOffset}
-	number := d.firstNumber
-	for c := records.Cursor(); ; number++ {
+	place := check.Place{Partition: d.GetPartition(), Offset: d.GetFirstOffset()}
+	number := d.GetFirstNumber()
+	i := 0
+	for c := records.Cursor(); ; number, i = number+1, i+1 {
 		r, more := c.Next()
 		if !more {
 			break
 		}
-		if number > d.firstNumber {
-			step, err := packed(&d.steps, 1)
-			if err != nil {
-				return err
-			}
-			place.Offset += step
-		}
-		attempt, err := packed(&d.attempts, 1)
-		if err != nil {
-			return err
+		if i > 0 {
+			place.Offset += uint64(numberOf(d.GetOffsetSteps(), i-1, 1))
 		}
 		who, due, ours, whole := readLabel(r.Body(), l.run, l.size)
 		t.key = appendKeyName(t.key[:0], who.Key)
 		if !ours || !whole || !bytes.Equal(r.Key(), t.key) {
 			g.tally.Alter(place, "is not as it was sent")
-		} else if g.tally.Arrived(who.Key, who.Number, uint32(attempt), place) {
+		} else if g.tally.Arrived(who.Key, who.Number, numberOf(d.GetAttempts(), i, 1), place) {
 			g.arrived.Add(1)
 			if due != since && same > 0 {
 				g.latency.recordMany(t.n, g.d.inFigures(since), now-since, same)
@@ -209,8 +179,8 @@ func (t *taker) batch(b []byte, now int64) error {
 			}
 			since = due
 			same++
-			if int(d.partition) < len(l.all) {
-				l.all[d.partition].open.Add(-1)
+			if int(place.Partition) < len(l.all) {
+				l.all[place.Partition].open.Add(-1)
 			}
 		}
 		x := taken{number, who.Key, who.Number}
@@ -227,30 +197,30 @@ func (t *taker) batch(b []byte, now int64) error {
 }
 
 // confirmed takes the answer to settlements.
-func (t *taker) confirmed(b []byte, now int64) error {
+func (t *taker) confirmed(run *strandmqv1.SettleRunResult, now int64) error {
 	g := t.g
-	run, err := readSettledRun(b)
+	first, last, err := settledRun(run)
 	if err != nil {
 		return err
 	}
-	for n := run.first; n <= run.last; n++ {
+	for n := first; n <= last; n++ {
 		x, ok := t.hand.take(n)
 		if !ok {
 			return fmt.Errorf("%w: it settles delivery %d, which nobody holds", errFrame, n)
 		}
-		if run.problem == nil {
+		if run.GetProblem() == nil {
 			g.tally.Settled(x.key, x.of)
 		}
 	}
-	if run.problem != nil {
-		if r := run.problem.GetReason(); r == "STALE_DELIVERY" {
+	if run.GetProblem() != nil {
+		if r := run.GetProblem().GetReason(); r == "STALE_DELIVERY" {
 			return nil // it lapsed; it comes again
 		}
 		r := &Refusal{}
-		refuse(r, run.problem)
+		refuse(r, run.GetProblem())
 		return r
 	}
-	n := run.last - run.first + 1
+	n := last - first + 1
 	g.settled.Add(n)
 	g.last.Store(now)
 	if g.d.inFigures(now) {

@@ -43,17 +43,26 @@ func Unary(server string, c Config) (b Broker, close func()) {
 	transport.MaxIdleConns = 0
 	transport.MaxIdleConnsPerHost = c.Producers + 2*c.Groups*c.Members + 8
 	hc := &http.Client{Transport: transport}
-	// Bodies are random: gzip would only cost.
-	opts := []connect.ClientOption{connect.WithAcceptCompression("gzip", nil, nil)}
+	opts := clientOptions()
 	return &unary{
 		server: server, retryFor: c.RetryFor,
 		topics:  strandmqv1connect.NewTopicServiceClient(hc, server, opts...),
 		groups:  strandmqv1connect.NewGroupServiceClient(hc, server, opts...),
 		dead:    strandmqv1connect.NewDeadLetterServiceClient(hc, server, opts...),
 		node:    strandmqv1connect.NewNodeServiceClient(hc, server, opts...),
-		publish: strandmqv1connect.NewPublishServiceClient(hc, server, opts...),
+		publish: newPublishClient(hc, server),
 		consume: strandmqv1connect.NewConsumeServiceClient(hc, server, opts...),
 	}, transport.CloseIdleConnections
+}
+
+// clientOptions are those of every client: bodies are random, so gzip would only
+// cost.
+func clientOptions() []connect.ClientOption {
+	return []connect.ClientOption{connect.WithAcceptCompression("gzip", nil, nil)}
+}
+
+func newPublishClient(hc connect.HTTPClient, server string) strandmqv1connect.PublishServiceClient {
+	return strandmqv1connect.NewPublishServiceClient(hc, server, clientOptions()...)
 }
 
 // ask makes a call, and repeats it while it fails in a way that passes, for at

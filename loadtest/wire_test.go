@@ -24,8 +24,7 @@ import (
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
 
-// wired puts the API in front of a textbook, by the generated code: what the
-// load test writes by hand is read by that, and the other way round.
+// wired puts the API in front of a textbook.
 type wired struct {
 	strandmqv1connect.UnimplementedPublishServiceHandler
 	strandmqv1connect.UnimplementedConsumeServiceHandler
@@ -319,39 +318,81 @@ func (w *wired) Consume(ctx context.Context, s *connect.BidiStream[strandmqv1.Co
 	}
 }
 
-// What is written by hand is what the generated code writes.
-func TestFrames(t *testing.T) {
+// A frame is filled again and again, and says what it was given each time.
+func TestOutbox(t *testing.T) {
 	recs := []record.Record{{HasKey: true, Key: []byte("k"), Body: []byte("body"), ID: "i"}, {Body: []byte("other")}}
 	m := record.Meta{ProducerID: "p", FirstSequence: 3}
-	b := appendRecordBatch(nil, "topic", 5, m, recs)
-	b = appendRecordBatch(b, "", 0, record.Meta{}, recs)
-	b = appendMessages(b, "other", record.Meta{}, recs[:1])
-	var got strandmqv1.PublishStreamRequest
-	if err := proto.Unmarshal(b, &got); err != nil {
-		t.Fatal(err)
-	}
-	want := &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{
+	first := &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{
 		{Topic: "topic", Partition: 5, RecordBatch: record.Append(nil, m, recs)},
 		{RecordBatch: record.Append(nil, record.Meta{}, recs)},
-		{Topic: "other", Messages: []*strandmqv1.Message{{KeyKind: &strandmqv1.Message_Key{Key: "k"}, Id: "i", Body: &strandmqv1.Message_Bytes{Bytes: []byte("body")}}}},
 	}}
-	if d := cmp.Diff(want, &got, protocmp.Transform()); d != "" {
+	second := &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{
+		{Topic: "other", Partition: 1, RecordBatch: record.Append(nil, m, recs[:1])},
+	}}
+	var o outbox
+	for range 2 {
+		for _, want := range []*strandmqv1.PublishStreamRequest{first, second} {
+			if o.size != 0 || len(o.frame.GetBatches()) != 0 {
+				t.Fatalf("a frame of %d bytes and %d batches, and it was cleared", o.size, len(o.frame.GetBatches()))
+			}
+			if want == first {
+				o.add("topic", 5, m, recs, false)
+				o.add("", 0, record.Meta{}, recs, false)
+			} else {
+				o.add("other", 1, m, recs[:1], false)
+			}
+			if d := cmp.Diff(want, &o.frame, protocmp.Transform()); d != "" {
+				t.Error(d)
+			}
+			if whole := proto.Size(&o.frame); o.size > whole || o.size < whole-16 {
+				t.Errorf("its size is told as %d, and is %d", o.size, whole)
+			}
+			o.clear()
+		}
+	}
+	var readable outbox
+	readable.add("t", 0, m, recs[:1], true)
+	want := &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{
+		{Topic: "t", ProducerId: "p", FirstSequence: 3, Messages: []*strandmqv1.Message{
+			{KeyKind: &strandmqv1.Message_Key{Key: "k"}, Id: "i", Body: &strandmqv1.Message_Bytes{Bytes: []byte("body")}},
+		}},
+	}}
+	if d := cmp.Diff(want, &readable.frame, protocmp.Transform()); d != "" {
 		t.Error(d)
 	}
+}
 
-	b = appendCredits(nil, 300)
-	b = appendSettleRun(b, 1, 1000, strandmqv1.SettleAction_SETTLE_ACTION_ACK, "")
-	b = appendSettleRun(b, 1<<40, 1<<41, strandmqv1.SettleAction_SETTLE_ACTION_NACK, "why")
-	var consume strandmqv1.ConsumeRequest
-	if err := proto.Unmarshal(b, &consume); err != nil {
-		t.Fatal(err)
+func TestReadAnswers(t *testing.T) {
+	no := &strandmqv1.Problem{Reason: "TOPIC_FULL"}
+	for _, c := range []struct {
+		sent    *strandmqv1.PublishBatchResult
+		stored  int
+		problem *strandmqv1.Problem
+	}{
+		{&strandmqv1.PublishBatchResult{Batch: 300, Run: &strandmqv1.ReceiptRun{Partition: 3, FirstOffset: 1 << 40, Count: 500}}, 500, nil},
+		{&strandmqv1.PublishBatchResult{Batch: 1, Problem: no}, 0, no},
+		{&strandmqv1.PublishBatchResult{Batch: 2, Results: []*strandmqv1.PublishResult{
+			{Receipt: &strandmqv1.Receipt{Offset: 7}}, {Problem: no}, {Receipt: &strandmqv1.Receipt{Offset: 8, Duplicate: true}},
+		}}, 2, no},
+	} {
+		stored, problem := readAnswer(c.sent)
+		if stored != c.stored || problem != c.problem {
+			t.Errorf("%v: %d stored, %v", c.sent, stored, problem)
+		}
 	}
-	wantConsume := &strandmqv1.ConsumeRequest{Credits: 300, Settlements: []*strandmqv1.SettleRun{
-		{First: 1, Last: 1000, Action: strandmqv1.SettleAction_SETTLE_ACTION_ACK},
-		{First: 1 << 40, Last: 1 << 41, Action: strandmqv1.SettleAction_SETTLE_ACTION_NACK, Reason: "why"},
-	}}
-	if d := cmp.Diff(wantConsume, &consume, protocmp.Transform()); d != "" {
-		t.Error(d)
+	for _, c := range []struct{ first, last, wantLast uint64 }{
+		{5, 9, 9}, {5, 0, 5}, {5, 5, 5}, {1 << 40, 1<<40 + mostInHand - 1, 1<<40 + mostInHand - 1},
+		{0, 0, 0}, {0, 4, 0}, {5, 4, 0}, {1, mostInHand + 1, 0}, {1, 1<<64 - 1, 0},
+	} {
+		first, last, err := settledRun(&strandmqv1.SettleRunResult{First: c.first, Last: c.last})
+		if c.wantLast == 0 && !errors.Is(err, errFrame) || c.wantLast != 0 && (err != nil || first != c.first || last != c.wantLast) {
+			t.Errorf("%d to %d: %d to %d, %v", c.first, c.last, first, last, err)
+		}
+	}
+	for i, want := range []uint32{300, 1, 9} {
+		if n := numberOf([]uint32{300, 1}, i, 9); n != want {
+			t.Errorf("number %d is %d, want %d", i, n, want)
+		}
 	}
 }
 
@@ -362,80 +403,4 @@ func encode(t testing.TB, m proto.Message) []byte {
 		t.Fatal(err)
 	}
 	return b
-}
-
-func TestReadFrames(t *testing.T) {
-	no := &strandmqv1.Problem{Reason: "TOPIC_FULL"}
-	for _, c := range []struct {
-		sent *strandmqv1.PublishBatchResult
-		want batchAnswer
-	}{
-		{&strandmqv1.PublishBatchResult{Batch: 300, Run: &strandmqv1.ReceiptRun{Partition: 3, FirstOffset: 1 << 40, Count: 500}}, batchAnswer{batch: 300, stored: 500}},
-		{&strandmqv1.PublishBatchResult{Batch: 1, Problem: no}, batchAnswer{batch: 1, problem: no}},
-		{&strandmqv1.PublishBatchResult{Batch: 2, Results: []*strandmqv1.PublishResult{
-			{Receipt: &strandmqv1.Receipt{Offset: 7}}, {Problem: no}, {Receipt: &strandmqv1.Receipt{Offset: 8, Duplicate: true}},
-		}}, batchAnswer{batch: 2, stored: 2, problem: no}},
-	} {
-		got, err := readAnswer(encode(t, c.sent))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if d := cmp.Diff(c.want, got, cmp.AllowUnexported(batchAnswer{}), protocmp.Transform()); d != "" {
-			t.Error(d)
-		}
-	}
-	d, err := readDeliveryBatch(encode(t, &strandmqv1.DeliveryBatch{
-		Partition: 2, FirstNumber: 1 << 33, Records: []byte("r"), FirstOffset: 9, OffsetSteps: []uint32{300, 1}, Attempts: []uint32{1, 2, 3},
-		Fences: []uint64{1}, FirstFence: 4, HandedMs: 5, DeadlineMs: 6, FirstSeenMs: []int64{7}, PublishMs: []int64{8}, Replayed: []uint32{1},
-	}))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var steps, attempts []uint64
-	for range 4 {
-		s, err := packed(&d.steps, 1)
-		a, err2 := packed(&d.attempts, 1)
-		if err != nil || err2 != nil {
-			t.Fatal(err, err2)
-		}
-		steps, attempts = append(steps, s), append(attempts, a)
-	}
-	if d.partition != 2 || d.firstNumber != 1<<33 || string(d.records) != "r" || d.firstOffset != 9 || d.deadline != 6 ||
-		!cmp.Equal(steps, []uint64{300, 1, 1, 1}) || !cmp.Equal(attempts, []uint64{1, 2, 3, 1}) {
-		t.Errorf("%+v, %v, %v", d, steps, attempts)
-	}
-	run, err := readSettledRun(encode(t, &strandmqv1.SettleRunResult{First: 5, Last: 9, DeadLettered: true, Problem: no}))
-	if err != nil || run.first != 5 || run.last != 9 || !run.dead || run.problem.GetReason() != "TOPIC_FULL" {
-		t.Errorf("%+v, %v", run, err)
-	}
-	if run, err = readSettledRun(encode(t, &strandmqv1.SettleRunResult{First: 5})); err != nil || run.last != 5 {
-		t.Errorf("%+v, %v", run, err)
-	}
-	for _, bad := range []*strandmqv1.SettleRunResult{{}, {First: 5, Last: 4}} {
-		if _, err := readSettledRun(encode(t, bad)); !errors.Is(err, errFrame) {
-			t.Errorf("%v: %v", bad, err)
-		}
-	}
-}
-
-// Whatever bytes come, they are read or refused.
-func FuzzReadFrames(f *testing.F) {
-	f.Add(encode(f, &strandmqv1.PublishBatchResult{Batch: 300, Run: &strandmqv1.ReceiptRun{Count: 500}, Results: []*strandmqv1.PublishResult{{}}}))
-	f.Add(encode(f, &strandmqv1.DeliveryBatch{Partition: 2, Records: []byte("r"), OffsetSteps: []uint32{300, 1}}))
-	f.Add(encode(f, &strandmqv1.SettleRunResult{First: 5, Last: 9, Problem: &strandmqv1.Problem{}}))
-	f.Fuzz(func(t *testing.T, b []byte) {
-		a, err := readAnswer(b)
-		var want strandmqv1.PublishBatchResult
-		if wrong := proto.Unmarshal(b, &want); wrong == nil && err != nil {
-			t.Errorf("%x: %v", b, err)
-		} else if wrong == nil && a.batch != want.GetBatch() {
-			t.Errorf("%x: batch %d, want %d", b, a.batch, want.GetBatch())
-		}
-		if d, err := readDeliveryBatch(b); err == nil {
-			for range 3 {
-				_, _ = packed(&d.steps, 1)
-			}
-		}
-		_, _ = readSettledRun(b)
-	})
 }
