@@ -14,6 +14,8 @@ import (
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 	"go.uber.org/goleak"
 
 	"github.com/strandmq/strandmq/internal/broker"
@@ -32,10 +34,16 @@ func TestMain(m *testing.M) {
 }
 
 // leakChecked fails the tests when they leave goroutines behind. testscript.Main
-// ends the process, so goleak's own TestMain has no place.
+// ends the process, so goleak's own TestMain has no place. It is not run where
+// the test binary stands in for strandmq.
 type leakChecked struct{ m *testing.M }
 
 func (l leakChecked) Run() int {
+	for name, value := range nowhere {
+		if err := os.Setenv(name, value); err != nil {
+			panic(err)
+		}
+	}
 	code := l.m.Run()
 	if code != 0 {
 		return code
@@ -45,6 +53,44 @@ func (l leakChecked) Run() int {
 		return 1
 	}
 	return 0
+}
+
+// nowhere is the environment that tests run in: a test that does not say which
+// broker it asks, where it listens, or where its data is, must not come upon what
+// belongs to whoever runs the tests, such as a broker on the default port.
+var nowhere = map[string]string{
+	"STRANDMQ_SERVER": "http://127.0.0.1:1",
+	"STRANDMQ_LISTEN": "127.0.0.1:0",
+	"STRANDMQ_DATA":   os.DevNull + "/no-data-of-a-test",
+}
+
+// TestDefaultsLeadNowhere: whatever command has a default that leads to a broker
+// or to a folder has it from the environment, which leads nowhere in tests.
+func TestDefaultsLeadNowhere(t *testing.T) {
+	places := map[string]string{"server": "STRANDMQ_SERVER", "listen": "STRANDMQ_LISTEN", "data": "STRANDMQ_DATA"}
+	seen := map[string]bool{}
+	eachCommand(testApp().root(), func(c *cobra.Command) {
+		check := func(f *pflag.Flag) {
+			name, ok := places[f.Name]
+			if !ok {
+				for _, public := range []string{"7171", "strandmq-data"} {
+					if strings.Contains(f.DefValue, public) {
+						t.Errorf("%s --%s leads to %s by default: let the environment name another place, and put that into the variable nowhere", c.CommandPath(), f.Name, f.DefValue)
+					}
+				}
+				return
+			}
+			seen[f.Name] = true
+			if f.DefValue != nowhere[name] {
+				t.Errorf("%s --%s leads to %s in tests: want %s, of %s", c.CommandPath(), f.Name, f.DefValue, nowhere[name], name)
+			}
+		}
+		c.LocalFlags().VisitAll(check)
+		c.PersistentFlags().VisitAll(check)
+	})
+	if len(seen) != len(places) || len(nowhere) != len(places) {
+		t.Errorf("saw the flags %v, want all of %v", seen, places)
+	}
 }
 
 // TestScripts runs testdata/script. Beside the usual commands there are
@@ -57,7 +103,9 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		Setup: func(e *testscript.Env) error {
-			e.Setenv("STRANDMQ_SERVER", "http://127.0.0.1:1")
+			for name, value := range nowhere {
+				e.Setenv(name, value)
+			}
 			e.Setenv("GORACE", os.Getenv("GORACE"))
 			return nil
 		},

@@ -15,11 +15,7 @@ import (
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
 
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m, goleak.Cleanup(func(code int) {
-		http.DefaultClient.CloseIdleConnections()
-	}))
-}
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 
 // start runs a broker on a folder until the test ends.
 func start(t testing.TB, dir string, change ...func(*Config)) *Broker {

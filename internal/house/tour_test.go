@@ -95,6 +95,8 @@ func TestTour(t *testing.T) {
 		"PATH="+filepath.Dir(bin)+string(os.PathListSeparator)+os.Getenv("PATH"),
 		addressVariable+"=http://"+address,
 		"NO_COLOR=1",
+		// Nothing of whoever runs the tests: no settings of curl, no proxy.
+		"HOME="+work, "CURL_HOME="+work, "XDG_CONFIG_HOME="+work, "NO_PROXY=*", "no_proxy=*",
 	)
 	// The tour reads the sample that is in the repository.
 	if err := os.CopyFS(filepath.Join(work, "cmd", "strandmq", "sample"), os.DirFS(filepath.Join(root, "cmd", "strandmq", "sample"))); err != nil {
