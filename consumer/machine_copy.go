@@ -15,16 +15,21 @@ import (
 // a row with the record as it stood in the log, and one by which it is found by
 // its message id. The copies live as long as the dead letter.
 
-// copyDead copies the dead letters before an offset that still refer to the log,
+// uncopied lists the dead letters before an offset that still refer to the log,
 // those that are being delivered again among them.
-func (g *group) copyDead(to partition.Offset, log partition.Kept) error {
-	var os []partition.Offset
-	err := g.eachDead(g.kept, func(o partition.Offset, _ deadRow) bool {
+func (g *group) uncopied(to partition.Offset) (os []partition.Offset, err error) {
+	err = g.eachDead(g.kept, func(o partition.Offset, _ deadRow) bool {
 		if o < to {
 			os = append(os, o)
 		}
 		return o < to
 	})
+	return os, err
+}
+
+// copyDead copies the dead letters before an offset.
+func (g *group) copyDead(to partition.Offset, log partition.Kept) error {
+	os, err := g.uncopied(to)
 	if err != nil || len(os) == 0 {
 		return err
 	}

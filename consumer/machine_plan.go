@@ -221,14 +221,22 @@ func (g *group) known(o partition.Offset) (row deadRow, dead, passed bool) {
 	if g.ahead+g.again == 0 {
 		return deadRow{}, false, false
 	}
-	row, dead, err := g.rows.dead(o)
+	row, dead, passed, err := g.rows.known(o)
 	g.fault(err)
-	if dead {
-		return row, true, !row.replaying
+	return row, dead, passed
+}
+
+// known is that of a group that has such rows.
+func (r rowsOf) known(o partition.Offset) (row deadRow, dead, passed bool, err error) {
+	row, dead, err = r.dead(o)
+	if err != nil {
+		return deadRow{}, false, false, err
 	}
-	_, passed, err = g.rows.skippedAt(o)
-	g.fault(err)
-	return deadRow{}, false, passed
+	if dead {
+		return row, true, !row.replaying, nil
+	}
+	_, passed, err = r.skippedAt(o)
+	return deadRow{}, false, passed, err
 }
 
 // handed tells the hand of a hand-out, and settles it where that is the policy.

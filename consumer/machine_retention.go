@@ -25,34 +25,37 @@ const (
 )
 
 // needs is the first message that the group has not settled: neither handled,
-// nor dead, whether or not it is delivered again.
-func (g *group) needs() partition.Offset {
+// nor dead, whether or not it is delivered again. It is a question, so a row that
+// cannot be read is its answer and breaks nothing.
+func (g *group) needs() (partition.Offset, error) {
 	f := g.scanned
 	for i := range g.entries {
 		if e := &g.entries[i]; e.at != vacant && !e.replayed && e.offset < f {
 			f = e.offset
 		}
 	}
-	f = min(f, g.needsOnDisk(f))
-	if f == g.scanned {
-		for left := g.ahead + g.again; left > 0; left-- {
-			if _, dead, passed := g.known(f); !dead && !passed {
-				break
-			}
-			f++
-		}
+	f, err := g.needsOnDisk(f)
+	if err != nil || f < g.scanned {
+		return f, err
 	}
-	return f
+	for left := g.ahead + g.again; left > 0; left-- {
+		_, dead, passed, err := g.rows.known(f)
+		if err != nil || !dead && !passed {
+			return f, err
+		}
+		f++
+	}
+	return f, nil
 }
 
 // needsOnDisk is the first message on disk before an offset that was not dead
 // before; else the offset.
-func (g *group) needsOnDisk(f partition.Offset) partition.Offset {
+func (g *group) needsOnDisk(f partition.Offset) (first partition.Offset, bad error) {
+	first = f
 	if g.onDisk() == 0 {
-		return f
+		return first, nil
 	}
-	first := f
-	g.fault(g.rows.Scan(g.rows.prefix(rowQueue), nil, func(k, v []byte) bool {
+	err := g.rows.Scan(g.rows.prefix(rowQueue), nil, func(k, v []byte) bool {
 		if lastOffset(k) >= f {
 			return false
 		}
@@ -63,11 +66,10 @@ func (g *group) needsOnDisk(f partition.Offset) partition.Offset {
 				return true
 			}
 		}
-		g.fault(err)
-		first = lastOffset(k)
+		first, bad = lastOffset(k), err
 		return false
-	}))
-	return first
+	})
+	return first, cmp.Or(err, bad)
 }
 
 // Keeps implements partition.Trimmer.
@@ -76,7 +78,11 @@ func (a *App) Keeps(at partition.Position, t partition.TrimTo, log partition.Kep
 	if t.Done && len(a.groups) > 0 {
 		done := at.End
 		for _, g := range a.groups {
-			done = min(done, g.needs())
+			need, err := g.needs()
+			if err != nil {
+				return 0, err
+			}
+			done = min(done, need)
 		}
 		to = max(to, done)
 	}
@@ -84,7 +90,10 @@ func (a *App) Keeps(at partition.Position, t partition.TrimTo, log partition.Kep
 		if g.policy.Retention != Hold {
 			continue
 		}
-		need := g.needs()
+		need, err := g.needs()
+		if err != nil {
+			return 0, err
+		}
 		if need >= to {
 			continue
 		}
@@ -144,6 +153,19 @@ func (g *group) holds(t partition.TrimTo, log partition.Kept) (least partition.O
 		least = max(least, young)
 	}
 	return least, nil
+}
+
+// Takes implements partition.Trimmer.
+func (a *App) Takes(_ partition.Position, to partition.Offset) (os []partition.Offset, err error) {
+	for _, g := range a.groups {
+		of, err := g.uncopied(to)
+		if err != nil {
+			return nil, err
+		}
+		os = append(os, of...)
+	}
+	slices.Sort(os)
+	return slices.Compact(os), nil
 }
 
 // Trim implements partition.Trimmer.

@@ -90,12 +90,13 @@ func (s *Shell) Kept(ctx context.Context, pid partition.PartitionID) (map[GroupI
 
 func (g *group) keptState() (Kept, error) {
 	row, err := g.rows.keeping()
+	need, bad := g.needs()
 	k := Kept{
-		Needs: g.needs(), Copies: row.copies, CopyBytes: row.bytes, Expired: g.expired,
+		Needs: need, Copies: row.copies, CopyBytes: row.bytes, Expired: g.expired,
 		Holds: g.policy.Retention == Hold, HoldBytes: g.policy.HoldBytes, HoldAge: g.policy.HoldAge,
 	}
 	for _, l := range row.losses {
 		k.Losses = append(k.Losses, Loss{l.first, l.last, l.count, l.cause.String(), l.from, l.until})
 	}
-	return k, err
+	return k, errors.Join(err, bad)
 }

@@ -76,6 +76,12 @@ func (s *Shell) DeadLetter(ctx context.Context, pid partition.PartitionID, gid G
 	return ds[0], nil
 }
 
+// IsDead tells whether a message is a dead letter of a group.
+func (s *Shell) IsDead(ctx context.Context, pid partition.PartitionID, gid GroupID, o partition.Offset) (bool, error) {
+	ds, err := s.deadRows(ctx, pid, gid, o, 1)
+	return len(ds) == 1 && ds[0].Offset == o, err
+}
+
 func (s *Shell) deadRows(ctx context.Context, pid partition.PartitionID, gid GroupID, from partition.Offset, max int) (ds []DeadLetter, err error) {
 	err = s.view(ctx, pid, gid, func(g *group, _ partition.Position) error {
 		if max <= 0 {

@@ -139,9 +139,13 @@ func (c memCmd) run(app *App, p *memPart) (any, error) {
 	if c.trim == nil {
 		return app.Apply(c.at, c.cmd)
 	}
-	log := memKept{p, c.at}
+	log := memKept{p: p, at: c.at}
 	to, err := app.Keeps(c.at, *c.trim, log)
 	if err != nil || to <= c.at.Start {
+		return c.at.Start, err
+	}
+	// A leader reads beforehand what it will take, so it may read nothing else.
+	if log.only, err = app.Takes(c.at, to); err != nil {
 		return c.at.Start, err
 	}
 	return to, app.Trim(c.at, *c.trim, to, log)
@@ -163,11 +167,17 @@ func (p *memPart) trim(t partition.TrimTo) (partition.Offset, error) {
 
 // memKept is the log at a position: every message is a batch of its own.
 type memKept struct {
-	p  *memPart
-	at partition.Position
+	p    *memPart
+	at   partition.Position
+	only []partition.Offset // what may be read
 }
 
 func (k memKept) Read(offsets []partition.Offset) (out []partition.RawMessage, err error) {
+	for _, o := range offsets {
+		if !slices.Contains(k.only, o) {
+			return nil, fmt.Errorf("a trim reads offset %d, and did not say so", o)
+		}
+	}
 	for _, o := range offsets {
 		if o < k.at.Start || o >= k.at.End {
 			return nil, fmt.Errorf("offset %d of %v was asked for", o, k.at)

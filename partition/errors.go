@@ -135,6 +135,30 @@ func (e *ErrDamaged) Error() string {
 		e.Partition, e.From, e.To, e.Why)
 }
 
+// ErrUnreadable tells that one message cannot be read. Nothing stopped: the
+// messages in other blocks are served. Err is *ErrDamaged.
+type ErrUnreadable struct {
+	Partition PartitionID
+	Offset    Offset
+	Err       error
+}
+
+// Why is what is wrong with what is stored of it.
+func (e *ErrUnreadable) Why() string {
+	var d *ErrDamaged
+	if errors.As(e.Err, &d) {
+		return d.Why
+	}
+	return "it is damaged"
+}
+
+func (e *ErrUnreadable) Error() string {
+	return fmt.Sprintf("the message at offset %d of partition %v cannot be read: %s: restore it from a backup or another replica",
+		e.Offset, e.Partition, e.Why())
+}
+
+func (e *ErrUnreadable) Unwrap() error { return e.Err }
+
 // ErrExpired tells that a message is no longer kept. Start is the first one
 // that is.
 type ErrExpired struct {

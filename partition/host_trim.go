@@ -1,34 +1,67 @@
 package partition
 
-import "context"
+import (
+	"context"
+	"errors"
+
+	"github.com/strandmq/strandmq/internal/record"
+)
 
 // Trim proposes from where on a partition's log is kept, and returns from where
 // it is. Where the App lets nothing go, nothing is proposed. If ctx ends first,
 // the error is *ErrOutcomeUnknown.
+//
+// What the App would take of the messages is read here first. The log is kept
+// from the first one that does not read, and the error is *ErrUnreadable.
 func (h *Host) Trim(ctx context.Context, id PartitionID, t TrimTo) (Offset, error) {
 	if _, err := h.shelf(id); err != nil {
 		return 0, err
 	}
 	// A caller that left reads none of it: the channel has a place.
-	would := make(chan [2]Offset, 1)
+	would := make(chan plannedTrim, 1)
 	err := h.call(ctx, id, func(reply func(error)) {
-		start, to, err := h.core.wouldTrim(id, t)
-		would <- [2]Offset{start, to}
+		w, err := h.core.wouldTrim(id, t)
+		would <- w
 		reply(err)
 	})
 	if err != nil {
 		return 0, err
 	}
 	w := <-would
-	start := w[0]
-	if w[1] <= start {
-		return start, nil
+	var left error
+	if o, bad := h.unreadable(id, w.takes); bad != nil {
+		if !errors.As(bad, new(*ErrDamaged)) {
+			return w.start, bad
+		}
+		left = &ErrUnreadable{Partition: id, Offset: o, Err: bad}
+		// The App must not go beyond it now, nor because it has more done by then.
+		w.to = min(w.to, o)
+		t.To, t.Done = min(t.To, w.to), false
+	}
+	if w.to <= w.start {
+		return w.start, left
 	}
 	res, err := h.propose(ctx, id, Trim, t.encode())
 	if o, ok := res.(Offset); ok {
-		start = o
+		w.start = o
 	}
-	return start, err
+	if err == nil {
+		err = left
+	}
+	return w.start, err
+}
+
+// unreadable is the first of some messages that cannot be read.
+func (h *Host) unreadable(id PartitionID, offsets []Offset) (Offset, error) {
+	if h.readAt(id, offsets, func(Offset, Millis, record.Raw) {}) == nil {
+		return 0, nil
+	}
+	for i := range offsets {
+		if err := h.readAt(id, offsets[i:i+1], func(Offset, Millis, record.Raw) {}); err != nil {
+			return offsets[i], err
+		}
+	}
+	return 0, nil
 }
 
 // TrimPoint finds what a limit of age and one of size make of a log: the first

@@ -60,6 +60,10 @@ type Trimmer interface {
 	// lies within the log; at most at.End. It changes nothing, and says the same
 	// on every replica. The leader asks before it proposes, too.
 	Keeps(at Position, t TrimTo, log Kept) (Offset, error)
+	// Takes lists the messages before to that Trim would read, in order. The
+	// leader reads them before it proposes: one that does not read must not stop
+	// the partition now, and again whenever the trim is applied once more.
+	Takes(at Position, to Offset) ([]Offset, error)
 	// Trim hears that the log is kept from to on, which is what Keeps said and
 	// beyond at.Start. What it needs of the messages before, it takes now. It is
 	// like Apply, and so is its error.
@@ -211,23 +215,31 @@ func (r *replica) trim(at Position, data []byte) (Offset, error) {
 	return to, r.log.trim(to)
 }
 
-// wouldTrim tells from where on a log is kept, and would be after a trim.
-func (c *core) wouldTrim(id PartitionID, t TrimTo) (start, to Offset, err error) {
+// plannedTrim is what a trim would do.
+type plannedTrim struct {
+	start, to Offset   // the log is kept from there, and would be from here
+	takes     []Offset // what the App would read
+}
+
+// wouldTrim tells what a trim would do. It changes nothing, so an error stops
+// nothing.
+func (c *core) wouldTrim(id PartitionID, t TrimTo) (w plannedTrim, err error) {
 	r, err := c.replica(id)
 	if err != nil {
-		return 0, 0, err
+		return w, err
 	}
 	err = c.guard(r, func() error {
 		at := r.log.Position()
-		start = at.Start
-		to, err = keeps(r.app, at, t, r.log.read)
+		w.start = at.Start
+		if w.to, err = keeps(r.app, at, t, r.log.read); err != nil || w.to <= w.start {
+			return err
+		}
+		if a, ok := r.app.(Trimmer); ok {
+			w.takes, err = a.Takes(at, w.to)
+		}
 		return err
 	})
-	if err != nil {
-		c.fail(r, err)
-		return 0, 0, r.fault
-	}
-	return start, to, nil
+	return w, storeError(id, err)
 }
 
 // reclaimed is how far the front of a log is gone from disk.

@@ -82,3 +82,68 @@ func TestTrimPastDamage(t *testing.T) {
 		n.restart()
 	}
 }
+
+// What the App would copy cannot be read: the log is cut up to there and no
+// further, who asked is told, and nothing stops, now or after a restart. When the
+// App wants it no longer, the rest goes.
+func TestTrimOfDamageThatIsCopied(t *testing.T) {
+	n := newNode(t, Config{NewApp: newKeeper})
+	n.create(1)
+	body := func(i int) []byte { return bytes.Repeat(fmt.Appendf(nil, "message %d.", i), 500) }
+	for i := range 10 {
+		n.publish(1, record.Append(nil, record.Meta{}, []record.Record{{Body: body(i)}}))
+	}
+	n.stop()
+	if spoil(t, n.fs, "store/pebble", body(5)[:40]) == 0 {
+		t.Fatal("the message is nowhere")
+	}
+	n.start()
+	for round := range 2 {
+		for _, done := range []bool{false, true} {
+			start, err := n.Trim(within(t), 1, TrimTo{To: 8, Why: ByAge, Done: done})
+			var bad *ErrUnreadable
+			if start != 5 || !errors.As(err, &bad) || bad.Offset != 5 || !errors.As(err, new(*ErrDamaged)) {
+				t.Fatalf("round %d: kept from %d on, %v", round, start, err)
+			}
+		}
+		n.publish(1, batch("next"))
+		if ms, err := n.Read(1, 6, 3, 1<<20); err != nil || len(ms) != 3 || !bytes.Equal(ms[2].Record.Body, body(8)) {
+			t.Fatalf("round %d: %d messages, %v", round, len(ms), err)
+		}
+		n.restart()
+		if info, err := n.Info(1); err != nil || info.Fault != "" {
+			t.Fatalf("round %d: %+v, %v", round, info, err)
+		}
+	}
+	if _, err := n.Propose(within(t), 1, []byte("leave 5")); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.trim(1, TrimTo{To: 8}); got != 8 {
+		t.Fatalf("kept from %d on", got)
+	}
+}
+
+// A question whose answer cannot be found stops nothing.
+func TestTrimThatCannotBeAnswered(t *testing.T) {
+	why := errors.New("a row that does not read")
+	n := newNode(t, Config{NewApp: func(id PartitionID, rows Rows) (App, error) {
+		k, err := newKeeper(id, rows)
+		return doubtful{k.(*keeper), why}, err
+	}})
+	n.create(1)
+	n.publish(1, batch("a", "b"))
+	if _, err := n.Trim(within(t), 1, TrimTo{To: 1}); !errors.Is(err, why) {
+		t.Fatal(err)
+	}
+	n.publish(1, batch("c"))
+	if info, err := n.Info(1); err != nil || info.Fault != "" {
+		t.Fatalf("%+v, %v", info, err)
+	}
+}
+
+type doubtful struct {
+	*keeper
+	why error
+}
+
+func (d doubtful) Keeps(Position, TrimTo, Kept) (Offset, error) { return 0, d.why }

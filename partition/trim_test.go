@@ -21,7 +21,8 @@ import (
 // takes a copy of each fifth one that is removed.
 type keeper struct {
 	*counter
-	need Offset
+	need  Offset
+	leave Offset // one that is not copied
 }
 
 func newKeeper(id PartitionID, rows Rows) (App, error) {
@@ -29,10 +30,16 @@ func newKeeper(id PartitionID, rows Rows) (App, error) {
 	if err != nil {
 		return nil, err
 	}
-	k := &keeper{counter: c.(*counter), need: 1 << 60}
+	k := &keeper{counter: c.(*counter), need: 1 << 60, leave: 1 << 60}
 	v, err := rows.Get([]byte("need"))
 	if len(v) > 0 {
 		fmt.Sscan(string(v), &k.need)
+	}
+	if err == nil {
+		v, err = rows.Get([]byte("leave"))
+	}
+	if len(v) > 0 {
+		fmt.Sscan(string(v), &k.leave)
 	}
 	return k, err
 }
@@ -41,6 +48,11 @@ func (k *keeper) Apply(at Position, cmd []byte) (any, error) {
 	if v, ok := strings.CutPrefix(string(cmd), "need "); ok {
 		fmt.Sscan(v, &k.need)
 		k.rows.Put([]byte("need"), []byte(v))
+		return nil, nil
+	}
+	if v, ok := strings.CutPrefix(string(cmd), "leave "); ok {
+		fmt.Sscan(v, &k.leave)
+		k.rows.Put([]byte("leave"), []byte(v))
 		return nil, nil
 	}
 	return k.counter.Apply(at, cmd)
@@ -53,12 +65,19 @@ func (k *keeper) Keeps(at Position, t TrimTo, log Kept) (Offset, error) {
 	return min(t.To, k.need), nil
 }
 
-func (k *keeper) Trim(at Position, t TrimTo, to Offset, log Kept) error {
-	var os []Offset
+func (k *keeper) Takes(at Position, to Offset) (os []Offset, err error) {
 	for o := at.Start; o < to; o++ {
-		if o%5 == 0 {
+		if o%5 == 0 && o != k.leave {
 			os = append(os, o)
 		}
+	}
+	return os, nil
+}
+
+func (k *keeper) Trim(at Position, t TrimTo, to Offset, log Kept) error {
+	os, err := k.Takes(at, to)
+	if err != nil {
+		return err
 	}
 	ms, err := log.Read(os)
 	if err != nil {

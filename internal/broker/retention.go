@@ -2,9 +2,9 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"time"
 
@@ -29,8 +29,9 @@ type retention struct {
 	now   steadyClock
 	tells map[groupIn]uint64 // messages lost to a group when last told; the loop's
 
-	mu   sync.Mutex
-	held map[partition.PartitionID]held // guarded by mu: partitions that keep more than they should
+	mu    sync.Mutex
+	held  map[partition.PartitionID]held  // guarded by mu: partitions that keep more than they should
+	stuck map[partition.PartitionID]stuck // guarded by mu: those whose retention meets something that it cannot do
 }
 
 // held is what a partition keeps beyond its topic's limits, for groups that hold.
@@ -62,7 +63,7 @@ const (
 )
 
 func newRetention(b *Broker) *retention {
-	return &retention{b: b, tells: map[groupIn]uint64{}, held: map[partition.PartitionID]held{}}
+	return &retention{b: b, tells: map[groupIn]uint64{}, held: map[partition.PartitionID]held{}, stuck: map[partition.PartitionID]stuck{}}
 }
 
 // run works as long as the node serves.
@@ -95,6 +96,7 @@ func (r *retention) pass(ctx context.Context, now partition.Millis) {
 			todo, ok := r.todo(t, p.ID, now)
 			if !ok {
 				r.release(t, p.ID)
+				r.unstick(p.ID)
 				continue
 			}
 			calls.Go(func() error {
@@ -112,6 +114,11 @@ func (r *retention) pass(ctx context.Context, now partition.Millis) {
 	for id := range r.held {
 		if !live[id] {
 			delete(r.held, id)
+		}
+	}
+	for id := range r.stuck {
+		if !live[id] {
+			delete(r.stuck, id)
 		}
 	}
 	for in := range r.tells {
@@ -154,7 +161,7 @@ func (r *retention) todo(t *coordinator.Topic, id partition.PartitionID, now par
 func (r *retention) trim(ctx context.Context, t *coordinator.Topic, number int, id partition.PartitionID, l limits) map[consumer.GroupID]consumer.Kept {
 	complain := func(err error) {
 		if ctx.Err() == nil && reasonOf(err) != "NOT_LEADER" && reasonOf(err) != "QUEUE_FULL" {
-			r.b.log.Warn("retention could not do its work on a partition", "topic", t.Name, "partition", number, "err", err)
+			r.stick(ctx, t, number, id, err)
 		}
 	}
 	point, why, err := r.b.host.TrimPoint(id, l.before, l.bytes)
@@ -172,7 +179,11 @@ func (r *retention) trim(ctx context.Context, t *coordinator.Topic, number int, 
 	})
 	if err != nil {
 		complain(err)
-		return nil
+		if start == was.Start || !errors.As(err, new(*partition.ErrUnreadable)) {
+			return nil
+		}
+	} else {
+		r.unstick(id)
 	}
 	if start == was.Start && start >= point {
 		r.release(t, id)
@@ -304,25 +315,6 @@ func (r *retention) holder(id partition.PartitionID) (name string, bytes uint64)
 		return "", 0
 	}
 	return r.groupName(most), bytes
-}
-
-// stall is what a group has to be told of its hold, if it is near its limit.
-func (r *retention) stall(id partition.PartitionID, g coordinator.GroupID, s consumer.GroupState) []consumer.Stall {
-	x := r.of(id, g)
-	if x.part < holdAlarm {
-		return s.Stalls
-	}
-	y := consumer.Stall{
-		Reason: "HOLD_ALARM", Offset: s.Kept.Needs, Waiting: s.Counts.Lag(),
-		Text: fmt.Sprintf("the group holds %s beyond the topic's retention, %.0f %% of its %s: at the limit it loses the oldest, or publishes are refused; let it catch up, or raise the limit",
-			quantity.FormatSize(int64(x.bytes)), 100*x.part, x.limit),
-	}
-	if x.part >= 1 {
-		y.Reason = "HOLD_LIMIT"
-		y.Text = fmt.Sprintf("the group holds %s beyond the topic's retention, its %s: let it catch up, raise the limit, or delete it",
-			quantity.FormatSize(int64(x.bytes)), x.limit)
-	}
-	return slices.Insert(slices.Clone(s.Stalls), 0, y)
 }
 
 // steadyClock is the wall clock, but for leaps forward: a clock that is wrong for

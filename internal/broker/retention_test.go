@@ -371,3 +371,64 @@ func TestSteadyClock(t *testing.T) {
 		t.Fatalf("it is %d, the wall clock %d", c.at, at.UnixMilli())
 	}
 }
+
+// A dead letter that rotted keeps retention from its partition, and nothing else:
+// publishing and consuming go on, before and after a restart, its group is told
+// which one it is, and with its discard retention goes on.
+func TestRetentionOverDamagedDeadLetter(t *testing.T) {
+	dir := t.TempDir()
+	b := start(t, dir, func(c *Config) { c.RetentionEvery = time.Hour })
+	a := newAPI(t, b.URL())
+	a.topicOf(t, "t", &strandmqv1.TopicConfig{Kind: strandmqv1.TopicKind_TOPIC_KIND_WORK_QUEUE})
+	for _, g := range []string{"g", "other"} {
+		a.group(t, "t", g, nil)
+	}
+	a.store(t, "t", msg("k", strings.Repeat("0123456789", 50_000)))
+	a.store(t, "t", msg("k", "after")) // a log's last entry is read at the start
+	a.done(t, "t", "g", a.receive(t, "t", "g", "m", 1)[0], reject, "never")
+	a.done(t, "t", "g", a.receive(t, "t", "g", "m", 1)[0], ack, "")
+	for range 2 {
+		a.done(t, "t", "other", a.receive(t, "t", "other", "m", 1)[0], ack, "")
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	rot(t, dir)
+	for i := range 2 {
+		b = start(t, dir, often)
+		a = newAPI(t, b.URL())
+		var stalls []*strandmqv1.Stall
+		until(t, "the group is told", func() bool {
+			stalls = a.describe(t, "t", "g").GetPartitions()[0].GetStalls()
+			return len(stalls) > 0
+		})
+		if s := stalls[0]; s.GetReason() != "DEAD_DAMAGED" || s.GetOffset() != 0 || !strings.Contains(s.GetText(), "discard it") {
+			t.Fatalf("stalls %v", stalls)
+		}
+		if s := a.describe(t, "t", "other").GetPartitions()[0].GetStalls(); len(s) != 0 {
+			t.Fatalf("the other group has stalls: %v", s)
+		}
+		a.store(t, "t", msg("k", "on"))
+		for _, g := range []string{"g", "other"} {
+			if ds := a.receive(t, "t", g, "m", 1); len(ds) != 1 || ds[0].GetOffset() != uint64(2+i) {
+				t.Fatalf("%s got %v", g, ds)
+			} else {
+				a.done(t, "t", g, ds[0], ack, "")
+			}
+		}
+		if i == 0 {
+			if err := b.Close(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if p := a.part(t, "t"); p.GetStartOffset() != 0 {
+		t.Fatalf("the damaged dead letter was removed: %v", p)
+	}
+	if _, err := a.dead.DiscardDeadLetters(ctx(t), &strandmqv1.DiscardDeadLettersRequest{Topic: "t", Group: "g", Confirm: "g", Which: &strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_All{All: true}}}); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "the rest is removed", func() bool {
+		return a.part(t, "t").GetStartOffset() == 4 && len(a.describe(t, "t", "g").GetPartitions()[0].GetStalls()) == 0
+	})
+}
