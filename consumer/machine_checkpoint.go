@@ -122,6 +122,8 @@ func (g *group) checkpoint() error {
 			return err
 		}
 	}
+	g.putTails()
+	g.tails = tails{}
 	for _, o := range g.gone {
 		g.rows.del(rowEntry, o)
 	}

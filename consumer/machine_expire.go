@@ -84,7 +84,7 @@ func (g *group) expireQueued(to partition.Offset, lost *losses) {
 			e.at = ready
 		}
 		g.dropWake(at, o)
-		g.rows.del(rowQueue, o)
+		g.deleteQueueRow(o)
 		g.disk[e.at]--
 		g.forgetHistory(&e)
 		lost.add(o)

@@ -66,6 +66,7 @@ type group struct {
 	wakeGone  bool             // the first of it may be gone
 	leapt     partition.Millis // all leaps of the clock
 	filter    keyFilter
+	tails     tails
 	ended     int // members of whom an ended session is known
 
 	// What the next checkpoint writes.

@@ -138,7 +138,13 @@ func (q queueRow) messages(key []byte) (ms []queuedMessage, err error) {
 // queueRow reads a row that must be there.
 func (g *group) queueRow(o partition.Offset) (key []byte, q queueRow) {
 	key = g.rows.key(rowQueue, o)
-	v, err := g.rows.Get(key)
+	var v []byte
+	var err error
+	if i := g.tails.find(o); i >= 0 {
+		v = g.tails.rows[i].row
+	} else {
+		v, err = g.rows.Get(key)
+	}
 	if err == nil && v == nil {
 		err = &ErrRow{Key: key, Why: "a row of a queue is missing"}
 	}
@@ -150,6 +156,7 @@ func (g *group) queueRow(o partition.Offset) (key []byte, q queueRow) {
 }
 
 func (g *group) putQueueRow(o partition.Offset, q queueRow) {
+	g.tails.forget(o)
 	g.rows.Put(g.rows.key(rowQueue, o), q.encode())
 }
 
@@ -167,17 +174,11 @@ func (g *group) mixed() bool { return g.policy.Mode != ByKey }
 func (g *group) push(q *queue, key uint64, m queuedMessage) {
 	mixed := g.mixed()
 	if q.n > 0 && q.tail > 0 && q.tail < g.bounds.row {
-		k := g.rows.key(rowQueue, q.last)
-		v, err := g.rows.Get(k)
-		if err == nil && len(v) < queueHead {
-			err = &ErrRow{Key: k, Why: "a row of a queue is missing"}
-		}
-		if err != nil {
-			g.fault(err)
+		r := g.growTail(q.last)
+		if r == nil {
 			return
 		}
-		b := append(make([]byte, 0, len(v)+18), v...)
-		g.rows.Put(k, appendQueued(b, q.end, m, mixed))
+		r.row = appendQueued(r.row, q.end, m, mixed)
 		q.tail++
 	} else {
 		r := queueRow{key: key, body: appendQueued(nil, m.offset, m, mixed)}
@@ -322,7 +323,7 @@ func (g *group) pull(q *queue, most int) (ms []queuedMessage, e entry, whole boo
 	if g.broken != nil {
 		return nil, entry{}, false
 	}
-	g.rows.Delete(key)
+	g.deleteQueueRow(q.first)
 	if r.kind == queueWhole {
 		var err error
 		e, err = g.entryOf(key, r)
@@ -458,6 +459,7 @@ func (g *group) sunk(i int32) bool {
 // their first messages: those that were never handed out, or one with its state.
 // fn must not write.
 func (g *group) eachQueued(fn func(row partition.Offset, ms []queuedMessage, e *entry)) {
+	g.putTails()
 	var bad error
 	err := g.rows.Scan(g.rows.prefix(rowQueue), nil, func(k, v []byte) bool {
 		r, err := decodeQueueRow(k, v)

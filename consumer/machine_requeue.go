@@ -87,7 +87,7 @@ func (g *group) placeAgain(m queuedMessage) {
 		return
 	}
 	if e, ok := g.unsettledOnDisk(m.offset); ok {
-		g.rows.del(rowQueue, m.offset)
+		g.deleteQueueRow(m.offset)
 		i := g.enterAgain(e)
 		g.enqueue(i)
 		g.settleIn(i)
@@ -116,6 +116,7 @@ func (g *group) takeBlockers() (os []partition.Offset) {
 
 // forgetQueued removes all rows of messages on disk.
 func (g *group) forgetQueued() {
+	g.tails = tails{}
 	var keys [][]byte
 	g.fault(g.rows.Scan(g.rows.prefix(rowQueue), nil, func(k, _ []byte) bool {
 		keys = append(keys, bytes.Clone(k))
@@ -129,6 +130,7 @@ func (g *group) forgetQueued() {
 // clearDisk removes the rows of all keys, of all that waits on disk and of what
 // wants to come back from there, but not those of messages with a state.
 func (g *group) clearDisk() {
+	g.tails = tails{}
 	var keys [][]byte
 	for _, kind := range []byte{rowBlocked, rowQueue, rowWake} {
 		g.fault(g.rows.Scan(g.rows.prefix(kind), nil, func(k, v []byte) bool {

@@ -235,7 +235,7 @@ func (g *group) wakeOne(at partition.Millis, o partition.Offset) {
 		return
 	}
 	g.dropWake(at, o)
-	g.rows.del(rowQueue, o)
+	g.deleteQueueRow(o)
 	if e.at == failed {
 		g.disk[failed]--
 		g.entryWaits(g.enterAgain(e))
