@@ -168,6 +168,14 @@ type GroupState struct {
 	Stalls   []Stall // at most 20, the oldest first
 	Members  []MemberHold
 	Kept     Kept
+	Circuit  Circuit
+}
+
+// Circuit is how a group's breaker stands in a partition.
+type Circuit struct {
+	Open   bool
+	Opened uint64           // how often it opened since the group was created
+	Until  partition.Millis // while it is open: no message is tried before; 0 while one is out
 }
 
 // Loss is messages that retention took from a group before it had settled them:

@@ -171,8 +171,8 @@ func (g *group) setPolicy(at partition.Position, p Policy) {
 		g.rows.putPolicy(at.Index, p)
 	}
 	g.policy = p
-	if p.BreakerPercent != before.BreakerPercent || p.BreakerKeys != before.BreakerKeys || p.BreakerWindow != before.BreakerWindow {
-		g.breaker = breaker{}
+	if p.BreakerPercent != before.BreakerPercent || p.BreakerKeys != before.BreakerKeys || p.BreakerWindow != before.BreakerWindow || p.AtMostOnce != before.AtMostOnce {
+		g.breaker.forget()
 	}
 	if p.Mode != before.Mode || p.OnExhaustion != before.OnExhaustion {
 		g.requeue()
@@ -302,7 +302,7 @@ func (g *group) reset(at partition.Position, to partition.Offset) partition.Offs
 	g.scanned = to
 	g.ahead, g.again = ahead, 0
 	g.epoch++
-	g.breaker = breaker{}
+	g.breaker.forget()
 	g.sweep = true
 	g.forgetEntries()
 	return from

@@ -19,6 +19,7 @@ import (
 // it takes.
 type breaker struct {
 	open   bool
+	opened uint64             // how often it did, since the group was created
 	failed uint32             // probes in a row
 	until  partition.Millis   // no probe before
 	probe  uint64             // hand-out that is out as one; 0: none
@@ -50,13 +51,20 @@ func (g *group) bucket() uint64 {
 	return n
 }
 
+// breaks tells whether the policy has a breaker. What is settled as it is handed
+// out cannot fail.
+func (p *Policy) breaks() bool { return p.BreakerPercent > 0 && !p.AtMostOnce }
+
+// forget closes the breaker: what was before is no evidence any more.
+func (b *breaker) forget() { *b = breaker{opened: b.opened} }
+
 // went notes that a hand-out was acked.
 func (g *group) went(handOut uint64) {
 	b := &g.breaker
 	switch {
-	case g.policy.BreakerPercent == 0:
+	case !g.policy.breaks():
 	case b.open && handOut == b.probe:
-		*b = breaker{} // what was before is no evidence any more
+		b.forget()
 	case !b.open:
 		b.counts[g.bucket()%buckets][0]++
 	}
@@ -67,7 +75,7 @@ func (g *group) went(handOut uint64) {
 func (g *group) broke(hash, handOut uint64) bool {
 	b, p := &g.breaker, &g.policy
 	switch {
-	case p.BreakerPercent == 0:
+	case !p.breaks():
 		return false
 	case b.open:
 		if handOut == b.probe {
@@ -103,7 +111,7 @@ func (g *group) broke(hash, handOut uint64) bool {
 		}
 	}
 	if keys >= uint64(p.BreakerKeys) && bad*100 >= uint64(p.BreakerPercent)*(ok+bad) {
-		*b = breaker{open: true}
+		*b = breaker{open: true, opened: b.opened + 1}
 		g.nextProbe()
 	}
 	return false
@@ -137,7 +145,7 @@ func (g *group) gaveBack(handOut uint64) {
 func (g *group) appendBreaker(b []byte) []byte {
 	k := &g.breaker
 	b = appendBool(b, k.open)
-	for _, v := range []uint64{uint64(k.failed), uint64(k.until), k.probe, uint64(k.last), k.newest} {
+	for _, v := range []uint64{k.opened, uint64(k.failed), uint64(k.until), k.probe, uint64(k.last), k.newest} {
 		b = binary.AppendUvarint(b, v)
 	}
 	for _, c := range k.counts {
@@ -151,7 +159,7 @@ func (g *group) appendBreaker(b []byte) []byte {
 }
 
 func (r *reader) breaker() (k breaker) {
-	k.open, k.failed, k.until, k.probe = r.bool(), r.uint32(), r.time(), r.uvarint()
+	k.open, k.opened, k.failed, k.until, k.probe = r.bool(), r.uvarint(), r.uint32(), r.time(), r.uvarint()
 	k.last, k.newest = partition.Offset(r.uvarint()), r.uvarint()
 	for i := range k.counts {
 		k.counts[i] = [2]uint64{r.uvarint(), r.uvarint()}

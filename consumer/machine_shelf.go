@@ -164,8 +164,8 @@ func (g *group) unshelve(hash uint64) (k int32, ok bool) {
 
 // wakeAll applies what the leader proposed to bring back: times and messages.
 func (g *group) wakeAll(r *reader) {
-	if r.bool() && g.loose.n > 0 && r.bad == "" && g.inMemory() < g.bounds.messages {
-		g.wakeLoose()
+	if n := 2*g.bounds.messages - g.inMemory(); r.bool() && g.loose.n > 0 && r.bad == "" && n > 0 {
+		g.wakeLoose(min(n, g.bounds.messages))
 	}
 	for range r.count(2) {
 		at, o := r.time(), partition.Offset(r.uvarint())
@@ -191,7 +191,8 @@ func (g *group) wakeAll(r *reader) {
 // somebody would.
 func (h *hand) wakeShelf(at partition.Millis, cmds [][]byte) [][]byte {
 	g := h.g
-	loose := g.loose.n > 0 && 2*g.inMemory() < g.bounds.messages
+	loose := g.loose.n > 0 && (2*g.inMemory() < g.bounds.messages ||
+		g.inMemory() < 2*g.bounds.messages && slices.Contains(h.starved(at), true))
 	next, some := g.nextWake()
 	due := some && next+g.leapt <= at && g.inMemory() < 2*g.bounds.messages
 	if !loose && !due || h.waking != 0 && at-h.waking < lapsePatience {
@@ -219,8 +220,8 @@ func (h *hand) wakeShelf(at partition.Millis, cmds [][]byte) [][]byte {
 	return append(cmds, encodeWake(at, g.id, loose, ws))
 }
 
-func (g *group) wakeLoose() {
-	ms, _, _ := g.pull(&g.loose, g.bounds.messages)
+func (g *group) wakeLoose(n int) {
+	ms, _, _ := g.pull(&g.loose, n)
 	for _, m := range ms {
 		g.disk[ready]--
 		g.enqueue(g.enter(m.offset, m.hash, m.size))

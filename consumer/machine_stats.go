@@ -24,6 +24,10 @@ func (g *group) state(at partition.Position, now partition.Millis) GroupState {
 		},
 	}
 	s.Counts.NotScanned = g.unseen(at)
+	s.Circuit = Circuit{Open: g.breaker.open, Opened: g.breaker.opened}
+	if g.breaker.open && g.breaker.probe == 0 {
+		s.Circuit.Until = g.shown(g.breaker.until)
+	}
 	for i := range g.members {
 		if m := &g.members[i]; m.held > 0 {
 			s.Members = append(s.Members, MemberHold{Member: m.name, InFlight: uint64(m.held)})

@@ -123,6 +123,7 @@ func Default() Policy {
 		OnExhaustion:         Skip,
 		MaxDeferred:          2_000_000,
 		MaxDeferredKey:       10_000,
+		BreakerPercent:       90,
 		BreakerKeys:          20,
 		BreakerWindow:        30_000,
 		Retention:            Expire,

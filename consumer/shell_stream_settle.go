@@ -46,7 +46,7 @@ type keptItem struct {
 type piece struct {
 	run   int
 	first uint64
-	n     int
+	last  uint64
 	blk   *keptBlock // nil: nobody knows these numbers
 	batch *settleBatch
 	from  int // place of the first in the batch
@@ -137,7 +137,9 @@ func (st *Stream) pieces(runs []SettleRun, bad []error) (pieces []piece, batches
 		if bad[i] != nil {
 			continue
 		}
-		at, end := r.First, max(r.Last, r.First)+1
+		at, last := r.First, max(r.Last, r.First)
+		// Nothing was given out from next on, however far the run goes.
+		end := min(last, st.next-1) + 1
 		b, _ := slices.BinarySearchFunc(st.kept, at, func(k *keptBlock, n uint64) int {
 			if k.first+uint64(len(k.items)) <= n {
 				return -1
@@ -146,12 +148,11 @@ func (st *Stream) pieces(runs []SettleRun, bad []error) (pieces []piece, batches
 		})
 		for at < end {
 			if b == len(st.kept) || st.kept[b].first >= end {
-				pieces = append(pieces, piece{run: i, first: at, n: int(end - at)})
 				break
 			}
 			blk := st.kept[b]
 			if at < blk.first {
-				pieces = append(pieces, piece{run: i, first: at, n: int(blk.first - at)})
+				pieces = append(pieces, piece{run: i, first: at, last: blk.first - 1})
 				at = blk.first
 			}
 			for j := int(at - blk.first); j < len(blk.items) && at < end; {
@@ -160,7 +161,7 @@ func (st *Stream) pieces(runs []SettleRun, bad []error) (pieces []piece, batches
 					for ; j < len(blk.items) && at+uint64(n) < end && blk.items[j].handOut == 0; j++ {
 						n++
 					}
-					pieces = append(pieces, piece{run: i, first: at, n: n})
+					pieces = append(pieces, piece{run: i, first: at, last: at + uint64(n) - 1})
 					at += uint64(n)
 					continue
 				}
@@ -183,11 +184,14 @@ func (st *Stream) pieces(runs []SettleRun, bad []error) (pieces []piece, batches
 					to.bytes += len(r.Reason)
 					n++
 				}
-				p.n = n
+				p.last = at + uint64(n) - 1
 				pieces = append(pieces, p)
 				at += uint64(n)
 			}
 			b++
+		}
+		if at <= last {
+			pieces = append(pieces, piece{run: i, first: at, last: last})
 		}
 	}
 	return pieces, batches
@@ -224,14 +228,14 @@ func (st *Stream) results(runs []SettleRun, bad []error, pieces []piece) []Settl
 		if p.blk == nil {
 			r := SettleResult{Err: errNumber}
 			if begun && sameResult(out[len(out)-1].SettleResult, r) {
-				out[len(out)-1].Last += uint64(p.n)
+				out[len(out)-1].Last = p.last
 			} else {
-				out = append(out, SettleRunResult{p.first, p.first + uint64(p.n) - 1, r})
+				out = append(out, SettleRunResult{p.first, p.last, r})
 			}
 			continue
 		}
 		var stale *ErrStale
-		for j := range p.n {
+		for j := range int(p.last - p.first + 1) {
 			r := p.batch.res[p.from+j]
 			if r.Err == nil && runs[p.run].Action != Extend || r.Err != nil && errors.As(r.Err, &stale) {
 				if x := &p.blk.items[int(p.first-p.blk.first)+j]; x.handOut != 0 {

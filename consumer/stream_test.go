@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -263,5 +264,58 @@ func TestStreamRecords(t *testing.T) {
 	}
 	if err := st.Close(context.Background(), false); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// Numbers that were never given out are stale, however large they are, and those
+// beside them are settled.
+func TestStreamSettleFarNumbers(t *testing.T) {
+	w := newWorld(1)
+	s := w.shell()
+	if err := s.CreateGroup(context.Background(), 1, GroupSpec{ID: 1, Name: "G", Policy: Default()}); err != nil {
+		t.Fatal(err)
+	}
+	const most = math.MaxUint64
+	st := opened(t, s, StreamRequest{Group: 1, Member: "A", Session: 1}, Share{Partition: 1})
+	st.AddCredit(6)
+	w.publish(1, "a", "b", "c", "d", "e", "f")
+	if n := len(offsetsOf(streamed(t, st))); n != 6 {
+		t.Fatalf("%d deliveries", n)
+	}
+	for _, c := range []struct {
+		run     SettleRun
+		settled uint64 // the first that is not stale
+		n       uint64 // how many are not
+	}{
+		{SettleRun{First: most}, 0, 0},
+		{SettleRun{First: most - 1, Last: most}, 0, 0},
+		{SettleRun{First: 1 << 63, Last: most}, 0, 0},
+		{SettleRun{First: 7, Last: most}, 0, 0},
+		{SettleRun{First: 0}, 0, 0},
+		{SettleRun{First: 6, Last: most}, 6, 1},
+		{SettleRun{First: 4, Last: 1 << 63}, 4, 2},
+		{SettleRun{First: 0, Last: most}, 1, 3},
+		{SettleRun{First: 0, Last: most}, 0, 0},
+	} {
+		c.run.Action = Ack
+		rs := settleRuns(st, c.run)
+		at, settled := c.run.First, uint64(0)
+		for _, r := range rs {
+			if r.First != at || r.Last < r.First {
+				t.Fatalf("%d to %d: %v", c.run.First, c.run.Last, rs)
+			}
+			at = r.Last + 1
+			if r.Err != nil && !errors.As(r.Err, new(*ErrStale)) {
+				t.Fatalf("%d to %d: %v", c.run.First, c.run.Last, r.Err)
+			}
+			if r.Err == nil {
+				if settled += r.Last - r.First + 1; r.First != c.settled {
+					t.Fatalf("%d to %d: %v", c.run.First, c.run.Last, rs)
+				}
+			}
+		}
+		if at != max(c.run.First, c.run.Last)+1 || settled != c.n {
+			t.Fatalf("%d to %d: %v", c.run.First, c.run.Last, rs)
+		}
 	}
 }

@@ -102,6 +102,9 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 			w.fail("%v: %d messages wait, at most %d may", tg.id, n, tw.pol.MaxDeferred)
 		}
 	}
+	if w.fault == nil {
+		w.judgeCircuit(tg, g)
+	}
 	if w.fault == nil && (g.handedOut != tw.handed || g.retried != tw.failed) {
 		w.fail("%v: handed out %d and retried %d; the twin has %d and %d", tg.id, g.handedOut, g.retried, tw.handed, tw.failed)
 	}
@@ -118,19 +121,8 @@ func (w *twinWorld) takeOver(tg *twinGroup, g *group) {
 	for _, m := range tw.msgs {
 		s := w.see(g, m)
 		if o := m.current(); o != nil && (!s.unsettled || s.at != inFlight || s.e.handOut != o.num) {
-			if o.deadline > tw.clock {
-				w.fail("I26: %v: %d lapsed at %d, its deadline is %d (%v)", tg.id, m.off, tw.clock, o.deadline, s)
-				return
-			}
-			dead := tw.fail(m, "lapse")
-			if !dead && s.unsettled && s.at == failed {
-				w.judgeWait(tg, m, s, 0)
-			} else if !dead && s.unsettled && s.at == inFlight {
-				m.notBefore = tw.clock // at once, right only without a backoff
-				if lo, _ := tw.backoffBounds(m.attempts); lo > 0 {
-					w.fail("I26: %v: %d was handed out again at once, the backoff is %d", tg.id, m.off, lo)
-				}
-			}
+			w.fail("I26: %v: hand-out %d of %d ended at %d by no command, its deadline is %d (%v)", tg.id, o.num, m.off, tw.clock, o.deadline, s)
+			return
 		}
 		if m.unsettled() && m.phase != tOut && m.off < tw.scanned {
 			switch {
@@ -172,13 +164,13 @@ func (w *twinWorld) takeOver(tg *twinGroup, g *group) {
 
 // judgeWait learns a wait after a failure and judges its length.
 func (w *twinWorld) judgeWait(tg *twinGroup, m *twinMsg, s twinSeen, delay partition.Millis) {
-	lo, hi := tg.tw.backoffBounds(m.attempts)
+	lo, hi := tg.tw.backoffBounds(m.tried)
 	if delay > 0 {
 		lo, hi = delay, delay
 	}
 	wait := s.e.until - tg.tw.clock
 	if wait < lo || wait > hi {
-		w.fail("I26: %v: %d waits %d ms after attempt %d, the policy says %d to %d", tg.id, m.off, wait, m.attempts, lo, hi)
+		w.fail("I26: %v: %d waits %d ms after attempt %d, the policy says %d to %d", tg.id, m.off, wait, m.tried, lo, hi)
 	}
 	m.notBefore = s.e.until
 }
@@ -415,6 +407,7 @@ func (w *twinWorld) judgeRest() {
 		if err := tw.stuck(waiters); err != nil {
 			w.fail("stuck: %v: %v", tg.id, err)
 		}
+		w.judgeProbe(tg, waiters, ahead)
 		for _, m := range tw.msgs {
 			o := m.current()
 			if o != nil {

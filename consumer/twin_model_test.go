@@ -1,7 +1,9 @@
 package consumer
 
 import (
+	"cmp"
 	"fmt"
+	"slices"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -25,6 +27,7 @@ type twin struct {
 	over    map[string]uint64 // sessions of a member below this one have ended
 	handed  uint64
 	failed  uint64
+	circuit twinCircuit
 	step    int // of the script
 	ruled   int // the step of the last change of policy
 }
@@ -55,6 +58,7 @@ type twinMsg struct {
 	size      int
 	phase     twinPhase
 	attempts  uint32
+	tried     uint32 // attempts when it last failed, that one included
 	notBefore partition.Millis
 	firstSeen partition.Millis
 	replaying bool
@@ -113,6 +117,7 @@ func (w *twin) leap(now, to partition.Millis) {
 			m.notBefore += d
 		}
 	}
+	w.circuit.until += d
 	w.clock = to
 }
 
@@ -239,6 +244,9 @@ func (w *twin) mayHandOut(m *twinMsg, member string, session uint64) error {
 	if w.sessionOver(member, session) {
 		return fmt.Errorf("session %d of %s has ended", session, member)
 	}
+	if err := w.mayTry(); err != nil {
+		return err
+	}
 	of, all := w.inFlight(member)
 	if of >= w.pol.MaxInFlightMember {
 		return fmt.Errorf("%s holds %d of at most %d", member, of, w.pol.MaxInFlightMember)
@@ -269,6 +277,9 @@ func (w *twin) handOut(m *twinMsg, num uint64, member string, session uint64) *t
 	}
 	m.outs = append(m.outs, o)
 	m.phase = tOut
+	if w.circuit.open {
+		w.circuit.probe = o
+	}
 	if w.pol.AtMostOnce {
 		w.end(o, "ack")
 		m.phase, m.replaying = tAcked, false
@@ -284,12 +295,16 @@ func (w *twin) fail(m *twinMsg, how string) (dead bool) {
 	o := m.current()
 	w.end(o, how)
 	w.failed++
-	if how == "reject" || w.pol.MaxAttempts > 0 && m.attempts >= w.pol.MaxAttempts {
+	charged := w.broke(m, o)
+	if how == "reject" || charged && w.pol.MaxAttempts > 0 && m.attempts >= w.pol.MaxAttempts {
 		o.killed = true
 		w.die(m)
 		return true
 	}
-	m.phase, m.notBefore = tBackoff, waitUnknown
+	m.phase, m.notBefore, m.tried = tBackoff, waitUnknown, m.attempts
+	if !charged {
+		m.attempts--
+	}
 	return false
 }
 
@@ -301,6 +316,10 @@ func (w *twin) die(m *twinMsg) {
 
 // setPolicy changes the rules for what is to come.
 func (w *twin) setPolicy(p Policy) {
+	a, b := w.pol, p
+	if a.BreakerPercent != b.BreakerPercent || a.BreakerKeys != b.BreakerKeys || a.BreakerWindow != b.BreakerWindow || a.AtMostOnce != b.AtMostOnce {
+		w.circuit = twinCircuit{opened: w.circuit.opened}
+	}
 	w.pol, w.ruled = p, w.step
 	if p.OnExhaustion != Park || p.Mode == NoOrder {
 		for _, m := range w.msgs {
@@ -323,7 +342,9 @@ func (w *twin) backoffBounds(attempts uint32) (lo, hi partition.Millis) {
 
 // release ends the current hand-out uncharged.
 func (w *twin) release(m *twinMsg, how string) {
-	w.end(m.current(), how)
+	o := m.current()
+	w.end(o, how)
+	w.gaveBack(o)
 	m.attempts--
 	m.phase, m.notBefore = tFresh, 0
 }
@@ -354,6 +375,7 @@ func (w *twin) settle(t Token, a Action, delay partition.Millis) verdict {
 	switch a {
 	case Ack:
 		w.end(o, "ack")
+		w.succeeded(m, o)
 		m.phase, m.replaying = tAcked, false
 		return verdict{ok: true, changed: true}
 	case Nack:
@@ -412,11 +434,18 @@ func (w *twin) settleAgain(m *twinMsg, o *twinOut, a Action) verdict {
 // endSessions ends a member's sessions below one, charged.
 func (w *twin) endSessions(member string, before uint64) (failed []*twinMsg) {
 	w.over[member] = max(w.over[member], before)
+	var held []*twinMsg
 	for _, m := range w.msgs {
 		if o := m.current(); o != nil && o.member == member && o.session < before {
-			if !w.fail(m, "session-lost") {
-				failed = append(failed, m)
-			}
+			held = append(held, m)
+		}
+	}
+	// One after the other, as they were handed out: one of them can open the
+	// circuit for those behind it.
+	slices.SortFunc(held, func(a, b *twinMsg) int { return cmp.Compare(a.current().num, b.current().num) })
+	for _, m := range held {
+		if !w.fail(m, "session-lost") {
+			failed = append(failed, m)
 		}
 	}
 	return failed
@@ -438,6 +467,7 @@ func (w *twin) reset(to partition.Offset) partition.Offset {
 	end := partition.Offset(len(w.msgs))
 	to = min(to, end)
 	w.epoch++
+	w.circuit = twinCircuit{opened: w.circuit.opened}
 	for _, m := range w.msgs {
 		if o := m.current(); o != nil {
 			w.end(o, "reset")

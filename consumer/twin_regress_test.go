@@ -105,6 +105,17 @@ func TestTwinRegressions(t *testing.T) {
 			credit 0 0 0 0
 			reset 0 0 0 0
 			credit 0 0 1 0`},
+		{"what backs off fills memory, and keeps out of it what has no order", `
+			keys 0 0 0 2
+			create 0 2 0 0
+			publish 1 0 0 0
+			receive 0 0 0 0
+			session 0 0 0 0
+			propose 0 3 0 239
+			stream 0 0 0 0
+			receive 0 0 0 0
+			receive 0 0 34 0
+			credit 0 0 0 0`},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			ops := parseTwinScript(c.script)

@@ -130,6 +130,10 @@ func twinPolicy(n int) Policy {
 	p.MaxDeferred = []uint32{100, 1, 3}[pick(3)]
 	p.MaxDeferredKey = []uint32{100, 1, 2}[pick(3)]
 	p.AtMostOnce = pick(8) == 7 && p.OnExhaustion == Skip
+	b := pick(6)
+	p.BreakerPercent = []uint32{0, 90, 0, 50, 100, 0}[b]
+	p.BreakerKeys = []uint32{20, 1, 20, 2, 3, 20}[b]
+	p.BreakerWindow = []partition.Millis{30_000, 30_000, 30_000, 1000, 500, 30_000}[b]
 	return p
 }
 
@@ -180,7 +184,13 @@ func (w *twinWorld) run(ops []twinOp) error {
 // stands behind what is dead, may be left then.
 func (w *twinWorld) finish() {
 	for range 3 + 3*len(w.msgs) {
-		w.advance(2000)
+		wait := partition.Millis(2000)
+		for _, g := range w.groups {
+			if c := &g.tw.circuit; c.open {
+				wait = max(wait, c.until-w.time(g)+1)
+			}
+		}
+		w.advance(wait)
 		w.drain()
 		left := false
 		for _, g := range w.groups {

@@ -371,18 +371,27 @@ func (w *twinWorld) apply(e twinEntry) any {
 	return res
 }
 
-// foresee tells the twin of a leap of its group's clock, which is decided by the
-// command alone.
+// foresee tells the twin of what is decided by the command alone: a leap of its
+// group's clock, and which deliveries lapse, in which order.
 func (w *twinWorld) foresee(cmd []byte) {
 	r := reader{b: cmd}
 	h := r.header()
-	if h.kind != cmdLeap {
-		return
-	}
-	to := r.time()
 	for _, g := range w.groups {
-		if g.id == h.group && !g.gone {
-			g.tw.leap(h.now, to)
+		if g.id != h.group || g.gone {
+			continue
+		}
+		switch h.kind {
+		case cmdLeap:
+			g.tw.leap(h.now, r.time())
+		case cmdLapse:
+			g.tw.tick(h.now)
+			epoch := r.uvarint()
+			for range r.count(2) {
+				if o, num := partition.Offset(r.uvarint()), r.uvarint(); epoch == g.tw.epoch {
+					g.tw.lapse(o, num)
+				}
+			}
+		default:
 		}
 	}
 }

@@ -63,7 +63,7 @@ func (p *policyFlags) flags(c *cobra.Command, defaults bool) {
 	f.Var(&p.partitionLimit, "max-in-flight-partition", "the most deliveries that a partition may have out"+def("10000"))
 	f.Var(&p.deferred, "max-deferred", "the most messages of a partition that wait behind blocked keys"+def("2000000"))
 	f.Var(&p.deferredKey, "max-deferred-key", "so many messages that wait behind one key are an alarm"+def("10000"))
-	f.Var(&p.breaker, "breaker-failed-percent", "when so many of the last deliveries failed, try one message at a time and charge nothing; 0: never"+def("0"))
+	f.Var(&p.breaker, "breaker-failed-percent", "when so many of the last deliveries failed, try one message at a time and charge nothing; 0: never"+def("90"))
 	f.Var(&p.breakerKeys, "breaker-keys", "and they were of so many keys at least"+def("20"))
 	f.Var(&p.breakerWindow, "breaker-window", "how far that looks back"+def("30s"))
 	f.BoolVar(&p.atMostOnce, "at-most-once", false, "the hand-out settles: nothing is retried")
@@ -202,9 +202,11 @@ func (a *app) groupFacts(g *strandmqv1.Group) {
 		"retention", retentionText(p),
 		"created", stamp(g.GetCreated()),
 	}
+	opens := "never"
 	if n := p.GetBreakerFailedPercent(); n > 0 {
-		pairs = append(pairs, "circuit opens", fmt.Sprintf("at %d %% failed within %s, over %d keys", n, quantity.FormatSpan(span(p.GetBreakerWindowMs())), p.GetBreakerKeys()))
+		opens = fmt.Sprintf("at %d %% failed within %s, over %d keys", n, quantity.FormatSpan(span(p.GetBreakerWindowMs())), p.GetBreakerKeys())
 	}
+	pairs = append(pairs, "circuit opens", opens)
 	if p.GetAtMostOnce() {
 		pairs = append(pairs, "delivery", "at most once")
 	}
@@ -352,7 +354,19 @@ func (a *app) groupDescription(res *strandmqv1.DescribeGroupResponse) error {
 			copies.Add(p.GetPartition(), p.GetCopiedDead(), quantity.RoughSize(p.GetCopiedDeadBytes()))
 		}
 	}
-	for _, t := range []*table.Table{&losses, &copies} {
+	circuits := table.Table{Head: []string{"PARTITION", "CIRCUIT", "OPENED", "NEXT TRY"}, Right: []int{0, 2}}
+	for _, p := range res.GetPartitions() {
+		c := p.GetCircuit()
+		if c.GetOpened() == 0 {
+			continue
+		}
+		state := "closed"
+		if c.GetOpen() {
+			state = "open"
+		}
+		circuits.Add(p.GetPartition(), state, c.GetOpened(), stamp(c.GetUntil()))
+	}
+	for _, t := range []*table.Table{&losses, &copies, &circuits} {
 		if len(t.Rows) == 0 {
 			continue
 		}

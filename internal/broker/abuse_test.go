@@ -111,7 +111,8 @@ func TestBadCalls(t *testing.T) {
 		{"receive with too many bytes", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", MaxBytes: math.MaxUint32}), "BAD_VALUE"},
 		{"receive with an unknown format", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", BodyFormat: 77}), "BAD_VALUE"},
 		{"receive with a bad session", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", Session: "01"}), "BAD_VALUE"},
-		{"receive with a made-up session", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", Session: "99999"}), "UNKNOWN_SESSION"},
+		{"receive with a made-up session", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", Session: "99999-00000000"}), "UNKNOWN_SESSION"},
+		{"receive with half a session", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", Session: "1"}), "BAD_VALUE"},
 		{"receive with a long request id", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", RequestId: long}), "BAD_VALUE"},
 		{"receive with a line end in the request id", receive(&strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", RequestId: "a\nb"}), "BAD_VALUE"},
 

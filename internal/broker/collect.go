@@ -86,8 +86,12 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			counter("group_handed_out_total", "Hand-outs since the group was created, redeliveries included.", groupLabels, float64(c.GetHandedOut()), t.Name, g.Name)
 			counter("group_failed_attempts_total", "Attempts that failed since the group was created: nacks, lapses, lost sessions.", groupLabels, float64(c.GetRetried()), t.Name, g.Name)
 			counter("group_expired_total", "Messages that retention took before the group had settled them, since it was created.", groupLabels, float64(c.GetExpired()), t.Name, g.Name)
-			var held, part, copies, copied float64
+			var held, part, copies, copied, open, opened float64
 			for i, s := range states {
+				opened += float64(s.Circuit.Opened)
+				if s.Circuit.Open {
+					open++
+				}
 				x := b.retention.of(t.Partitions[i].ID, g.ID)
 				held, part = held+float64(x.bytes), max(part, x.part)
 				copies, copied = copies+float64(s.Kept.Copies), copied+float64(s.Kept.CopyBytes)
@@ -96,6 +100,8 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			gauge("group_hold_limit_ratio", "The fullest partition's part of what the group may hold; 1 is the limit.", groupLabels, part, t.Name, g.Name)
 			gauge("group_dead_copies", "Dead letters whose message retention has passed: the group has copies.", groupLabels, copies, t.Name, g.Name)
 			gauge("group_dead_copies_bytes", "Bytes of those copies.", groupLabels, copied, t.Name, g.Name)
+			gauge("group_open_circuits", "Partitions in which the group's circuit is open: nearly everything failed, and one message at a time is tried. 0: closed.", groupLabels, open, t.Name, g.Name)
+			counter("group_circuit_opened_total", "Times that the group's circuit opened since the group was created.", groupLabels, opened, t.Name, g.Name)
 			gauge("group_members", "Members with a session.", groupLabels, float64(len(g.Members)), t.Name, g.Name)
 		}
 	}

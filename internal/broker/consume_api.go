@@ -39,7 +39,7 @@ func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*str
 		return nil, err
 	}
 	return &strandmqv1.JoinResponse{
-		Session:          sessionText(j.Member.Session),
+		Session:          sessionText(j.Group.ID, req.GetMember(), j.Member.Session),
 		SessionTimeoutMs: a.b.cfg.SessionTimeout.Milliseconds(),
 		Assignment:       assignment(j.Member),
 	}, nil
@@ -54,7 +54,7 @@ func (a consumeAPI) Heartbeat(_ context.Context, req *strandmqv1.HeartbeatReques
 	if err := names.Member(req.GetMember()); err != nil {
 		return nil, inField(err, "member")
 	}
-	session, err := parseSession(req.GetSession())
+	session, err := parseSession(g.ID, req.GetMember(), req.GetSession())
 	if err != nil {
 		return nil, err
 	}
@@ -75,7 +75,7 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 	if err := names.Member(req.GetMember()); err != nil {
 		return nil, inField(err, "member")
 	}
-	session, err := parseSession(req.GetSession())
+	session, err := parseSession(g.ID, req.GetMember(), req.GetSession())
 	if err != nil {
 		return nil, err
 	}
@@ -128,7 +128,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 		}
 		session = j.Member.Session
 	} else {
-		if session, err = parseSession(req.GetSession()); err != nil {
+		if session, err = parseSession(g.ID, req.GetMember(), req.GetSession()); err != nil {
 			return nil, err
 		}
 		if _, err := b.coord.Heartbeat(g.ID, req.GetMember(), session); err != nil {
@@ -147,7 +147,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 	if err != nil {
 		return nil, err
 	}
-	res := &strandmqv1.ReceiveResponse{Session: sessionText(session)}
+	res := &strandmqv1.ReceiveResponse{Session: sessionText(g.ID, req.GetMember(), session)}
 	if len(deliveries) == 0 {
 		res.IdleReason = idle
 		return res, nil
@@ -260,7 +260,7 @@ func (a consumeAPI) alive(g *coordinator.Group, req *strandmqv1.SettleRequest) e
 		}
 		return nil
 	}
-	session, err := parseSession(req.GetSession())
+	session, err := parseSession(g.ID, req.GetMember(), req.GetSession())
 	if err != nil {
 		return err
 	}

@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -36,7 +37,7 @@ func (a consumeAPI) Subscribe(ctx context.Context, req *strandmqv1.SubscribeRequ
 		return m.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
 			out := &strandmqv1.SubscribeResponse{Deliveries: ds, Assignment: f.assignment, IdleReason: f.idle}
 			if f.first {
-				out.Session = sessionText(m.session)
+				out.Session = sessionText(coordinator.GroupID(m.group), m.member, m.session)
 			}
 			f.first, f.assignment = false, nil
 			return stream.Send(out)
@@ -69,7 +70,7 @@ func (a consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[stra
 	m.send = func(f *frame) error {
 		out := &strandmqv1.ConsumeResponse{Assignment: f.assignment, Settled: a.b.settledResults(f.settled), IdleReason: f.idle}
 		if f.first {
-			out.Session, out.SessionTimeoutMs = sessionText(m.session), a.b.cfg.SessionTimeout.Milliseconds()
+			out.Session, out.SessionTimeoutMs = sessionText(coordinator.GroupID(m.group), m.member, m.session), a.b.cfg.SessionTimeout.Milliseconds()
 		}
 		if open.GetRecordBatches() {
 			out.Batches = pack.pack(m, f.deliveries)

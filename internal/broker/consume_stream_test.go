@@ -251,7 +251,7 @@ func (a api) fill(t testing.TB, topic string, n, keys int) {
 
 // patient is a policy whose deliveries do not lapse during a test.
 func patient() *strandmqv1.GroupPolicy {
-	return &strandmqv1.GroupPolicy{AckDeadlineMs: new(int64(600_000)), BackoffMs: new(int64(1))}
+	return &strandmqv1.GroupPolicy{AckDeadlineMs: new(int64(600_000)), BackoffMs: new(int64(1)), BreakerFailedPercent: new(uint32(0))}
 }
 
 // Everything is delivered, in the order of each key, and settled by runs, with

@@ -63,7 +63,7 @@ func TestOnePartitionStops(t *testing.T) {
 	if !ok {
 		t.Fatal("no member")
 	}
-	if _, err := a.consume.Leave(ctx(t), &strandmqv1.LeaveRequest{Topic: "t", Group: "g", Member: "m", Session: sessionText(m.Session)}); err != nil {
+	if _, err := a.consume.Leave(ctx(t), &strandmqv1.LeaveRequest{Topic: "t", Group: "g", Member: "m", Session: sessionText(g.ID, "m", m.Session)}); err != nil {
 		t.Fatal(err)
 	}
 	if again := a.receive(t, "t", "g", "m", 100); len(again) < len(got) {

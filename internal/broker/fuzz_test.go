@@ -6,6 +6,8 @@ import (
 	"net/url"
 	"strings"
 	"testing"
+
+	"github.com/strandmq/strandmq/coordinator"
 )
 
 // What callers send back to us, a page token or a session, is what we gave them
@@ -21,7 +23,7 @@ func FuzzParsePage(f *testing.F) {
 		at, o, err := parsePage(token, partitions)
 		switch {
 		case err != nil:
-			if !errors.As(err, new(*refusal)) {
+			if !errors.As(err, new(*refusal)) && !errors.As(err, new(*coordinator.ErrNoSession)) {
 				t.Fatalf("%q gives %v, which has no reason", token, err)
 			}
 		case at < 0 || at >= partitions:
@@ -35,18 +37,18 @@ func FuzzParsePage(f *testing.F) {
 }
 
 func FuzzParseSession(f *testing.F) {
-	for _, s := range []string{"", "0", "1", "01", "+1", "18446744073709551615", "18446744073709551616", "x"} {
+	for _, s := range []string{"", "0", "1", "01", "+1", "18446744073709551615", "18446744073709551616", "x", "1-", "1-0", "1-0000000g", sessionText(3, "m", 7), sessionText(3, "other", 7), sessionText(3, "m", 1<<64-1)} {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		n, err := parseSession(text)
+		n, err := parseSession(3, "m", text)
 		if err != nil {
-			if !errors.As(err, new(*refusal)) {
+			if !errors.As(err, new(*refusal)) && !errors.As(err, new(*coordinator.ErrNoSession)) {
 				t.Fatalf("%q gives %v, which has no reason", text, err)
 			}
 			return
 		}
-		if n == 0 || sessionText(n) != text {
+		if n == 0 || sessionText(3, "m", n) != text {
 			t.Fatalf("%q is taken for session %d", text, n)
 		}
 	})

@@ -92,6 +92,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 			Partition: uint32(i), LogIndex: uint64(s.Position.Index), Floor: uint64(s.Floor), Oldest: uint64(s.Oldest), Scanned: uint64(s.Scanned),
 			End: uint64(s.Position.End), Start: uint64(s.Start), Counts: countsProto(s.Counts), ResetEpoch: s.Epoch,
 		}
+		out.Circuit = &strandmqv1.GroupCircuit{Open: s.Circuit.Open, Opened: s.Circuit.Opened, Until: timestampOrNil(int64(s.Circuit.Until))}
 		out.HeldBytes = a.b.retention.of(t.Partitions[i].ID, g.ID).bytes
 		out.CopiedDead, out.CopiedDeadBytes = s.Kept.Copies, s.Kept.CopyBytes
 		for _, l := range s.Kept.Losses {

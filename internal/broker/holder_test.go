@@ -30,6 +30,10 @@ func TestSettleForAnother(t *testing.T) {
 		t.Fatalf("%d deliveries", len(got))
 	}
 	s2 := join("m2")
+	_, g, err := b.group("t", "g")
+	if err != nil {
+		t.Fatal(err)
+	}
 	settle := func(member, session string, action strandmqv1.SettleAction, ds ...*strandmqv1.Delivery) ([]*strandmqv1.SettleResult, error) {
 		req := &strandmqv1.SettleRequest{Topic: "t", Group: "g", Member: member, Session: session}
 		for _, d := range ds {
@@ -52,7 +56,7 @@ func TestSettleForAnother(t *testing.T) {
 	for _, c := range []struct{ member, session, reason string }{
 		{"m2", s1, "UNKNOWN_SESSION"}, // of another member
 		{"m1", s2, "UNKNOWN_SESSION"},
-		{"m1", "999999", "UNKNOWN_SESSION"},
+		{"m1", sessionText(g.ID, "m1", 999_999), "UNKNOWN_SESSION"}, // not given out yet
 		{"", s1, "BAD_NAME"},
 		{"no such name!", "", "BAD_NAME"},
 	} {
@@ -98,15 +102,22 @@ func TestSessionsThatNeverWere(t *testing.T) {
 	}
 	check := func() {
 		t.Helper()
+		_, g, err := b.group("t", "g")
+		if err != nil {
+			t.Fatal(err)
+		}
 		for _, c := range []struct{ member, session, reason string }{
 			{"m", old, "SESSION_ENDED"},
 			{"m", other, "UNKNOWN_SESSION"},
-			{"m", "999999", "UNKNOWN_SESSION"},
+			{"m", gone, "UNKNOWN_SESSION"}, // of one who left
+			{"m", sessionText(g.ID, "m", 999_999), "UNKNOWN_SESSION"},
 			{"gone", gone, "SESSION_ENDED"},
 			{"gone", now, "UNKNOWN_SESSION"},
 			{"nobody", other, "UNKNOWN_SESSION"},
-			{"nobody", "999999", "UNKNOWN_SESSION"},
-			{"nobody", "18446744073709551615", "UNKNOWN_SESSION"},
+			{"nobody", gone, "UNKNOWN_SESSION"},
+			{"nobody", old, "UNKNOWN_SESSION"},
+			{"nobody", sessionText(g.ID, "nobody", 999_999), "UNKNOWN_SESSION"},
+			{"nobody", sessionText(g.ID, "nobody", 1<<64-1), "UNKNOWN_SESSION"},
 		} {
 			_, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: c.member, Session: c.session})
 			if err == nil {

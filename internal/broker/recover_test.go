@@ -194,7 +194,7 @@ func TestStrangersLapseAtStart(t *testing.T) {
 	if !ok {
 		t.Fatal("no member")
 	}
-	if _, err := a.consume.Leave(ctx(t), &strandmqv1.LeaveRequest{Topic: "t", Group: "g", Member: "other", Session: sessionText(m.Session)}); err != nil {
+	if _, err := a.consume.Leave(ctx(t), &strandmqv1.LeaveRequest{Topic: "t", Group: "g", Member: "other", Session: sessionText(g.ID, "other", m.Session)}); err != nil {
 		t.Fatal(err)
 	}
 	if d := a.one(t, "t", "g", "m"); d.GetAttempt() != 2 {

@@ -3,13 +3,16 @@ package broker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 )
@@ -179,16 +182,26 @@ func (b *Broker) findGroupHolders(ctx context.Context, t *coordinator.Topic, g *
 	return nil
 }
 
-// sessionText and parseSession are a session's one printed form.
-func sessionText(s uint64) string { return strconv.FormatUint(s, 10) }
+// sessionText and parseSession are a session's one printed form: its number, and
+// a hash of whose it is. The number of a session that is over names nobody any
+// more; the hash tells that it was not the caller's. It keeps mistakes apart, and
+// is no secret.
+func sessionText(g coordinator.GroupID, member string, s uint64) string {
+	return fmt.Sprintf("%d-%08x", s, uint32(keyspace.HashString(uint64(g), member)))
+}
 
-func parseSession(text string) (uint64, error) {
+func parseSession(g coordinator.GroupID, member, text string) (uint64, error) {
 	if text == "" {
 		return 0, refuse("BAD_VALUE", "session", "a session is missing: send the one that Join or Receive gave")
 	}
-	n, err := strconv.ParseUint(text, 10, 64)
-	if err != nil || n == 0 || sessionText(n) != text {
+	number, holder, _ := strings.Cut(text, "-")
+	n, err := strconv.ParseUint(number, 10, 64)
+	h, bad := strconv.ParseUint(holder, 16, 32)
+	if err != nil || bad != nil || n == 0 || fmt.Sprintf("%d-%08x", n, h) != text {
 		return 0, refuse("BAD_VALUE", "session", "%s is not a session: send it as Join or Receive gave it", plain.Quote(text))
+	}
+	if sessionText(g, member, n) != text {
+		return 0, &coordinator.ErrNoSession{Member: member, Session: n}
 	}
 	return n, nil
 }

@@ -1090,7 +1090,7 @@ type GroupPolicy struct {
 	// The group's circuit opens when at least so many per cent of the deliveries
 	// that ended within breaker_window_ms failed, over at least breaker_keys keys:
 	// then one message at a time is tried, and failures are not charged, until one
-	// is handled. 0: never. Default 0.
+	// is handled. Each partition judges for itself. 0: never. Default 90.
 	BreakerFailedPercent *uint32 `protobuf:"varint,20,opt,name=breaker_failed_percent,json=breakerFailedPercent,proto3,oneof" json:"breaker_failed_percent,omitempty"`
 	// 1 to 1,000. Default 20.
 	BreakerKeys *uint32 `protobuf:"varint,21,opt,name=breaker_keys,json=breakerKeys,proto3,oneof" json:"breaker_keys,omitempty"`
@@ -2079,8 +2079,10 @@ type GroupPartition struct {
 	CopiedDead uint64 `protobuf:"varint,17,opt,name=copied_dead,json=copiedDead,proto3" json:"copied_dead,omitempty"`
 	// Bytes of those copies.
 	CopiedDeadBytes uint64 `protobuf:"varint,18,opt,name=copied_dead_bytes,json=copiedDeadBytes,proto3" json:"copied_dead_bytes,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// The group's circuit breaker in the partition.
+	Circuit       *GroupCircuit `protobuf:"bytes,19,opt,name=circuit,proto3" json:"circuit,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupPartition) Reset() {
@@ -2211,6 +2213,77 @@ func (x *GroupPartition) GetCopiedDeadBytes() uint64 {
 	return 0
 }
 
+func (x *GroupPartition) GetCircuit() *GroupCircuit {
+	if x != nil {
+		return x.Circuit
+	}
+	return nil
+}
+
+// GroupCircuit is how a group's circuit breaker stands in a partition.
+type GroupCircuit struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Nearly everything failed: one message at a time is tried, nothing is charged.
+	Open bool `protobuf:"varint,1,opt,name=open,proto3" json:"open,omitempty"`
+	// How often it opened since the group was created.
+	Opened uint64 `protobuf:"varint,2,opt,name=opened,proto3" json:"opened,omitempty"`
+	// While it is open and nothing is being tried: no message is tried before.
+	Until         *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=until,proto3" json:"until,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupCircuit) Reset() {
+	*x = GroupCircuit{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupCircuit) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupCircuit) ProtoMessage() {}
+
+func (x *GroupCircuit) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupCircuit.ProtoReflect.Descriptor instead.
+func (*GroupCircuit) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *GroupCircuit) GetOpen() bool {
+	if x != nil {
+		return x.Open
+	}
+	return false
+}
+
+func (x *GroupCircuit) GetOpened() uint64 {
+	if x != nil {
+		return x.Opened
+	}
+	return 0
+}
+
+func (x *GroupCircuit) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
 // LossRecord is messages that retention took before a group had settled them.
 type LossRecord struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2232,7 +2305,7 @@ type LossRecord struct {
 
 func (x *LossRecord) Reset() {
 	*x = LossRecord{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2244,7 +2317,7 @@ func (x *LossRecord) String() string {
 func (*LossRecord) ProtoMessage() {}
 
 func (x *LossRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2257,7 +2330,7 @@ func (x *LossRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LossRecord.ProtoReflect.Descriptor instead.
 func (*LossRecord) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *LossRecord) GetFirst() uint64 {
@@ -2334,7 +2407,7 @@ type Stall struct {
 
 func (x *Stall) Reset() {
 	*x = Stall{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2346,7 +2419,7 @@ func (x *Stall) String() string {
 func (*Stall) ProtoMessage() {}
 
 func (x *Stall) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2359,7 +2432,7 @@ func (x *Stall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stall.ProtoReflect.Descriptor instead.
 func (*Stall) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *Stall) GetReason() string {
@@ -2437,7 +2510,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2449,7 +2522,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2462,7 +2535,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Member) GetName() string {
@@ -2515,7 +2588,7 @@ type AlterGroupRequest struct {
 
 func (x *AlterGroupRequest) Reset() {
 	*x = AlterGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2527,7 +2600,7 @@ func (x *AlterGroupRequest) String() string {
 func (*AlterGroupRequest) ProtoMessage() {}
 
 func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2540,7 +2613,7 @@ func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
 func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *AlterGroupRequest) GetTopic() string {
@@ -2575,7 +2648,7 @@ type AlterGroupResponse struct {
 
 func (x *AlterGroupResponse) Reset() {
 	*x = AlterGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2587,7 +2660,7 @@ func (x *AlterGroupResponse) String() string {
 func (*AlterGroupResponse) ProtoMessage() {}
 
 func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2600,7 +2673,7 @@ func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
 func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AlterGroupResponse) GetGroup() *Group {
@@ -2629,7 +2702,7 @@ type ResetGroupRequest struct {
 
 func (x *ResetGroupRequest) Reset() {
 	*x = ResetGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2641,7 +2714,7 @@ func (x *ResetGroupRequest) String() string {
 func (*ResetGroupRequest) ProtoMessage() {}
 
 func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2654,7 +2727,7 @@ func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResetGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ResetGroupRequest) GetTopic() string {
@@ -2703,7 +2776,7 @@ type ResetGroupResponse struct {
 
 func (x *ResetGroupResponse) Reset() {
 	*x = ResetGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2715,7 +2788,7 @@ func (x *ResetGroupResponse) String() string {
 func (*ResetGroupResponse) ProtoMessage() {}
 
 func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2728,7 +2801,7 @@ func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResetGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResetGroupResponse) GetPartitions() []*ResetPartition {
@@ -2753,7 +2826,7 @@ type ResetPartition struct {
 
 func (x *ResetPartition) Reset() {
 	*x = ResetPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2765,7 +2838,7 @@ func (x *ResetPartition) String() string {
 func (*ResetPartition) ProtoMessage() {}
 
 func (x *ResetPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2778,7 +2851,7 @@ func (x *ResetPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPartition.ProtoReflect.Descriptor instead.
 func (*ResetPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResetPartition) GetPartition() uint32 {
@@ -2815,7 +2888,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2827,7 +2900,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2840,7 +2913,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *PauseGroupRequest) GetTopic() string {
@@ -2868,7 +2941,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2880,7 +2953,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2893,7 +2966,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -2916,7 +2989,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2928,7 +3001,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2941,7 +3014,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *ResumeGroupRequest) GetTopic() string {
@@ -2969,7 +3042,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2981,7 +3054,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2994,7 +3067,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -3019,7 +3092,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3031,7 +3104,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3044,7 +3117,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *DeleteGroupRequest) GetTopic() string {
@@ -3077,7 +3150,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3089,7 +3162,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3102,7 +3175,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 // DeadLetter is one message that a group gave up.
@@ -3136,7 +3209,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3148,7 +3221,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3161,7 +3234,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeadLetter) GetMessage() *Message {
@@ -3262,7 +3335,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3274,7 +3347,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3287,7 +3360,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Attempt) GetAttempt() uint32 {
@@ -3351,7 +3424,7 @@ type DeadLetterSelector struct {
 
 func (x *DeadLetterSelector) Reset() {
 	*x = DeadLetterSelector{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3363,7 +3436,7 @@ func (x *DeadLetterSelector) String() string {
 func (*DeadLetterSelector) ProtoMessage() {}
 
 func (x *DeadLetterSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3376,7 +3449,7 @@ func (x *DeadLetterSelector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterSelector.ProtoReflect.Descriptor instead.
 func (*DeadLetterSelector) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeadLetterSelector) GetWhich() isDeadLetterSelector_Which {
@@ -3487,7 +3560,7 @@ type MessagePlace struct {
 
 func (x *MessagePlace) Reset() {
 	*x = MessagePlace{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3499,7 +3572,7 @@ func (x *MessagePlace) String() string {
 func (*MessagePlace) ProtoMessage() {}
 
 func (x *MessagePlace) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3512,7 +3585,7 @@ func (x *MessagePlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessagePlace.ProtoReflect.Descriptor instead.
 func (*MessagePlace) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *MessagePlace) GetPartition() uint32 {
@@ -3555,7 +3628,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3567,7 +3640,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3580,7 +3653,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *ListDeadLettersRequest) GetTopic() string {
@@ -3633,7 +3706,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3645,7 +3718,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3658,7 +3731,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -3699,7 +3772,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3711,7 +3784,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3724,7 +3797,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *GetDeadLetterRequest) GetTopic() string {
@@ -3766,7 +3839,7 @@ type GetDeadLetterResponse struct {
 
 func (x *GetDeadLetterResponse) Reset() {
 	*x = GetDeadLetterResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3778,7 +3851,7 @@ func (x *GetDeadLetterResponse) String() string {
 func (*GetDeadLetterResponse) ProtoMessage() {}
 
 func (x *GetDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3791,7 +3864,7 @@ func (x *GetDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetDeadLetterResponse) GetDeadLetter() *DeadLetter {
@@ -3816,7 +3889,7 @@ type ReplayDeadLettersRequest struct {
 
 func (x *ReplayDeadLettersRequest) Reset() {
 	*x = ReplayDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3828,7 +3901,7 @@ func (x *ReplayDeadLettersRequest) String() string {
 func (*ReplayDeadLettersRequest) ProtoMessage() {}
 
 func (x *ReplayDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3841,7 +3914,7 @@ func (x *ReplayDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReplayDeadLettersRequest) GetTopic() string {
@@ -3878,7 +3951,7 @@ type ReplayDeadLettersResponse struct {
 
 func (x *ReplayDeadLettersResponse) Reset() {
 	*x = ReplayDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3890,7 +3963,7 @@ func (x *ReplayDeadLettersResponse) String() string {
 func (*ReplayDeadLettersResponse) ProtoMessage() {}
 
 func (x *ReplayDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3903,7 +3976,7 @@ func (x *ReplayDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReplayDeadLettersResponse) GetReplayed() uint64 {
@@ -3937,7 +4010,7 @@ type DiscardDeadLettersRequest struct {
 
 func (x *DiscardDeadLettersRequest) Reset() {
 	*x = DiscardDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3949,7 +4022,7 @@ func (x *DiscardDeadLettersRequest) String() string {
 func (*DiscardDeadLettersRequest) ProtoMessage() {}
 
 func (x *DiscardDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3962,7 +4035,7 @@ func (x *DiscardDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*DiscardDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DiscardDeadLettersRequest) GetTopic() string {
@@ -4004,7 +4077,7 @@ type DiscardDeadLettersResponse struct {
 
 func (x *DiscardDeadLettersResponse) Reset() {
 	*x = DiscardDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4016,7 +4089,7 @@ func (x *DiscardDeadLettersResponse) String() string {
 func (*DiscardDeadLettersResponse) ProtoMessage() {}
 
 func (x *DiscardDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4029,7 +4102,7 @@ func (x *DiscardDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*DiscardDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DiscardDeadLettersResponse) GetDiscarded() uint64 {
@@ -4057,7 +4130,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4069,7 +4142,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4082,7 +4155,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *TraceRequest) GetTopic() string {
@@ -4146,7 +4219,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4158,7 +4231,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4171,7 +4244,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TraceResponse) GetMessages() []*MessageTrace {
@@ -4202,7 +4275,7 @@ type MessageTrace struct {
 
 func (x *MessageTrace) Reset() {
 	*x = MessageTrace{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4214,7 +4287,7 @@ func (x *MessageTrace) String() string {
 func (*MessageTrace) ProtoMessage() {}
 
 func (x *MessageTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4227,7 +4300,7 @@ func (x *MessageTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageTrace.ProtoReflect.Descriptor instead.
 func (*MessageTrace) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *MessageTrace) GetMessage() *Message {
@@ -4296,7 +4369,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4308,7 +4381,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4321,7 +4394,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TraceEvent) GetTime() *timestamppb.Timestamp {
@@ -4393,7 +4466,7 @@ type TraceState struct {
 
 func (x *TraceState) Reset() {
 	*x = TraceState{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4405,7 +4478,7 @@ func (x *TraceState) String() string {
 func (*TraceState) ProtoMessage() {}
 
 func (x *TraceState) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4418,7 +4491,7 @@ func (x *TraceState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceState.ProtoReflect.Descriptor instead.
 func (*TraceState) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TraceState) GetGroup() string {
@@ -4458,7 +4531,7 @@ type NodeInfoRequest struct {
 
 func (x *NodeInfoRequest) Reset() {
 	*x = NodeInfoRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4470,7 +4543,7 @@ func (x *NodeInfoRequest) String() string {
 func (*NodeInfoRequest) ProtoMessage() {}
 
 func (x *NodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4483,7 +4556,7 @@ func (x *NodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*NodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 // NodeInfoResponse describes the node.
@@ -4505,7 +4578,7 @@ type NodeInfoResponse struct {
 
 func (x *NodeInfoResponse) Reset() {
 	*x = NodeInfoResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4517,7 +4590,7 @@ func (x *NodeInfoResponse) String() string {
 func (*NodeInfoResponse) ProtoMessage() {}
 
 func (x *NodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4530,7 +4603,7 @@ func (x *NodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*NodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *NodeInfoResponse) GetVersion() string {
@@ -4731,7 +4804,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x03 \x03(\v2\x1b.strandmq.v1.GroupPartitionR\n" +
 	"partitions\x12-\n" +
-	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\"\xd7\x03\n" +
+	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\"\x8c\x04\n" +
 	"\x0eGroupPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x1b\n" +
 	"\tlog_index\x18\x02 \x01(\x04R\blogIndex\x12\x14\n" +
@@ -4750,7 +4823,12 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"held_bytes\x18\x10 \x01(\x04R\theldBytes\x12\x1f\n" +
 	"\vcopied_dead\x18\x11 \x01(\x04R\n" +
 	"copiedDead\x12*\n" +
-	"\x11copied_dead_bytes\x18\x12 \x01(\x04R\x0fcopiedDeadBytes\"\xc4\x01\n" +
+	"\x11copied_dead_bytes\x18\x12 \x01(\x04R\x0fcopiedDeadBytes\x123\n" +
+	"\acircuit\x18\x13 \x01(\v2\x19.strandmq.v1.GroupCircuitR\acircuit\"l\n" +
+	"\fGroupCircuit\x12\x12\n" +
+	"\x04open\x18\x01 \x01(\bR\x04open\x12\x16\n" +
+	"\x06opened\x18\x02 \x01(\x04R\x06opened\x120\n" +
+	"\x05until\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05until\"\xc4\x01\n" +
 	"\n" +
 	"LossRecord\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
@@ -4980,7 +5058,7 @@ func file_strandmq_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_strandmq_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 58)
+var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
 var file_strandmq_v1_admin_proto_goTypes = []any{
 	(TopicKind)(0),                     // 0: strandmq.v1.TopicKind
 	(GroupMode)(0),                     // 1: strandmq.v1.GroupMode
@@ -5011,152 +5089,155 @@ var file_strandmq_v1_admin_proto_goTypes = []any{
 	(*DescribeGroupRequest)(nil),       // 26: strandmq.v1.DescribeGroupRequest
 	(*DescribeGroupResponse)(nil),      // 27: strandmq.v1.DescribeGroupResponse
 	(*GroupPartition)(nil),             // 28: strandmq.v1.GroupPartition
-	(*LossRecord)(nil),                 // 29: strandmq.v1.LossRecord
-	(*Stall)(nil),                      // 30: strandmq.v1.Stall
-	(*Member)(nil),                     // 31: strandmq.v1.Member
-	(*AlterGroupRequest)(nil),          // 32: strandmq.v1.AlterGroupRequest
-	(*AlterGroupResponse)(nil),         // 33: strandmq.v1.AlterGroupResponse
-	(*ResetGroupRequest)(nil),          // 34: strandmq.v1.ResetGroupRequest
-	(*ResetGroupResponse)(nil),         // 35: strandmq.v1.ResetGroupResponse
-	(*ResetPartition)(nil),             // 36: strandmq.v1.ResetPartition
-	(*PauseGroupRequest)(nil),          // 37: strandmq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 38: strandmq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 39: strandmq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 40: strandmq.v1.ResumeGroupResponse
-	(*DeleteGroupRequest)(nil),         // 41: strandmq.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),        // 42: strandmq.v1.DeleteGroupResponse
-	(*DeadLetter)(nil),                 // 43: strandmq.v1.DeadLetter
-	(*Attempt)(nil),                    // 44: strandmq.v1.Attempt
-	(*DeadLetterSelector)(nil),         // 45: strandmq.v1.DeadLetterSelector
-	(*MessagePlace)(nil),               // 46: strandmq.v1.MessagePlace
-	(*ListDeadLettersRequest)(nil),     // 47: strandmq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 48: strandmq.v1.ListDeadLettersResponse
-	(*GetDeadLetterRequest)(nil),       // 49: strandmq.v1.GetDeadLetterRequest
-	(*GetDeadLetterResponse)(nil),      // 50: strandmq.v1.GetDeadLetterResponse
-	(*ReplayDeadLettersRequest)(nil),   // 51: strandmq.v1.ReplayDeadLettersRequest
-	(*ReplayDeadLettersResponse)(nil),  // 52: strandmq.v1.ReplayDeadLettersResponse
-	(*DiscardDeadLettersRequest)(nil),  // 53: strandmq.v1.DiscardDeadLettersRequest
-	(*DiscardDeadLettersResponse)(nil), // 54: strandmq.v1.DiscardDeadLettersResponse
-	(*TraceRequest)(nil),               // 55: strandmq.v1.TraceRequest
-	(*TraceResponse)(nil),              // 56: strandmq.v1.TraceResponse
-	(*MessageTrace)(nil),               // 57: strandmq.v1.MessageTrace
-	(*TraceEvent)(nil),                 // 58: strandmq.v1.TraceEvent
-	(*TraceState)(nil),                 // 59: strandmq.v1.TraceState
-	(*NodeInfoRequest)(nil),            // 60: strandmq.v1.NodeInfoRequest
-	(*NodeInfoResponse)(nil),           // 61: strandmq.v1.NodeInfoResponse
-	(*timestamppb.Timestamp)(nil),      // 62: google.protobuf.Timestamp
-	(*PartitionShare)(nil),             // 63: strandmq.v1.PartitionShare
-	(*Message)(nil),                    // 64: strandmq.v1.Message
-	(BodyFormat)(0),                    // 65: strandmq.v1.BodyFormat
+	(*GroupCircuit)(nil),               // 29: strandmq.v1.GroupCircuit
+	(*LossRecord)(nil),                 // 30: strandmq.v1.LossRecord
+	(*Stall)(nil),                      // 31: strandmq.v1.Stall
+	(*Member)(nil),                     // 32: strandmq.v1.Member
+	(*AlterGroupRequest)(nil),          // 33: strandmq.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),         // 34: strandmq.v1.AlterGroupResponse
+	(*ResetGroupRequest)(nil),          // 35: strandmq.v1.ResetGroupRequest
+	(*ResetGroupResponse)(nil),         // 36: strandmq.v1.ResetGroupResponse
+	(*ResetPartition)(nil),             // 37: strandmq.v1.ResetPartition
+	(*PauseGroupRequest)(nil),          // 38: strandmq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 39: strandmq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 40: strandmq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 41: strandmq.v1.ResumeGroupResponse
+	(*DeleteGroupRequest)(nil),         // 42: strandmq.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),        // 43: strandmq.v1.DeleteGroupResponse
+	(*DeadLetter)(nil),                 // 44: strandmq.v1.DeadLetter
+	(*Attempt)(nil),                    // 45: strandmq.v1.Attempt
+	(*DeadLetterSelector)(nil),         // 46: strandmq.v1.DeadLetterSelector
+	(*MessagePlace)(nil),               // 47: strandmq.v1.MessagePlace
+	(*ListDeadLettersRequest)(nil),     // 48: strandmq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 49: strandmq.v1.ListDeadLettersResponse
+	(*GetDeadLetterRequest)(nil),       // 50: strandmq.v1.GetDeadLetterRequest
+	(*GetDeadLetterResponse)(nil),      // 51: strandmq.v1.GetDeadLetterResponse
+	(*ReplayDeadLettersRequest)(nil),   // 52: strandmq.v1.ReplayDeadLettersRequest
+	(*ReplayDeadLettersResponse)(nil),  // 53: strandmq.v1.ReplayDeadLettersResponse
+	(*DiscardDeadLettersRequest)(nil),  // 54: strandmq.v1.DiscardDeadLettersRequest
+	(*DiscardDeadLettersResponse)(nil), // 55: strandmq.v1.DiscardDeadLettersResponse
+	(*TraceRequest)(nil),               // 56: strandmq.v1.TraceRequest
+	(*TraceResponse)(nil),              // 57: strandmq.v1.TraceResponse
+	(*MessageTrace)(nil),               // 58: strandmq.v1.MessageTrace
+	(*TraceEvent)(nil),                 // 59: strandmq.v1.TraceEvent
+	(*TraceState)(nil),                 // 60: strandmq.v1.TraceState
+	(*NodeInfoRequest)(nil),            // 61: strandmq.v1.NodeInfoRequest
+	(*NodeInfoResponse)(nil),           // 62: strandmq.v1.NodeInfoResponse
+	(*timestamppb.Timestamp)(nil),      // 63: google.protobuf.Timestamp
+	(*PartitionShare)(nil),             // 64: strandmq.v1.PartitionShare
+	(*Message)(nil),                    // 65: strandmq.v1.Message
+	(BodyFormat)(0),                    // 66: strandmq.v1.BodyFormat
 }
 var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: strandmq.v1.TopicConfig.kind:type_name -> strandmq.v1.TopicKind
 	4,  // 1: strandmq.v1.Topic.config:type_name -> strandmq.v1.TopicConfig
-	62, // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
+	63, // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
 	4,  // 3: strandmq.v1.CreateTopicRequest.config:type_name -> strandmq.v1.TopicConfig
 	5,  // 4: strandmq.v1.CreateTopicResponse.topic:type_name -> strandmq.v1.Topic
 	5,  // 5: strandmq.v1.ListTopicsResponse.topics:type_name -> strandmq.v1.Topic
 	5,  // 6: strandmq.v1.DescribeTopicResponse.topic:type_name -> strandmq.v1.Topic
 	12, // 7: strandmq.v1.DescribeTopicResponse.partitions:type_name -> strandmq.v1.PartitionInfo
-	62, // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
+	63, // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
 	4,  // 9: strandmq.v1.AlterTopicRequest.config:type_name -> strandmq.v1.TopicConfig
 	5,  // 10: strandmq.v1.AlterTopicResponse.topic:type_name -> strandmq.v1.Topic
 	1,  // 11: strandmq.v1.GroupPolicy.mode:type_name -> strandmq.v1.GroupMode
 	2,  // 12: strandmq.v1.GroupPolicy.on_exhaustion:type_name -> strandmq.v1.OnExhaustion
 	3,  // 13: strandmq.v1.GroupPolicy.retention:type_name -> strandmq.v1.GroupRetention
-	62, // 14: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
+	63, // 14: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
 	17, // 15: strandmq.v1.CreateGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
 	18, // 16: strandmq.v1.CreateGroupRequest.start:type_name -> strandmq.v1.StartPosition
 	21, // 17: strandmq.v1.CreateGroupResponse.group:type_name -> strandmq.v1.Group
 	17, // 18: strandmq.v1.Group.policy:type_name -> strandmq.v1.GroupPolicy
-	62, // 19: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
+	63, // 19: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
 	24, // 20: strandmq.v1.ListGroupsResponse.groups:type_name -> strandmq.v1.GroupSummary
 	21, // 21: strandmq.v1.GroupSummary.group:type_name -> strandmq.v1.Group
 	25, // 22: strandmq.v1.GroupSummary.counts:type_name -> strandmq.v1.GroupCounts
 	21, // 23: strandmq.v1.DescribeGroupResponse.group:type_name -> strandmq.v1.Group
 	25, // 24: strandmq.v1.DescribeGroupResponse.counts:type_name -> strandmq.v1.GroupCounts
 	28, // 25: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
-	31, // 26: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
+	32, // 26: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
 	25, // 27: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
-	30, // 28: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
-	29, // 29: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
-	62, // 30: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
-	62, // 31: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
-	62, // 32: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
-	63, // 33: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
-	62, // 34: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
-	62, // 35: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
-	17, // 36: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
-	21, // 37: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
-	18, // 38: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
-	36, // 39: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
-	21, // 40: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
-	21, // 41: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
-	64, // 42: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
-	62, // 43: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
-	62, // 44: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
-	44, // 45: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
-	62, // 46: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
-	62, // 47: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
-	46, // 48: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
-	18, // 49: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
-	65, // 50: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	43, // 51: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
-	45, // 52: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	65, // 53: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	43, // 54: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
-	45, // 55: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	45, // 56: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	46, // 57: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
-	57, // 58: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
-	64, // 59: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
-	58, // 60: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
-	59, // 61: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
-	62, // 62: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
-	62, // 63: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
-	6,  // 64: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
-	8,  // 65: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
-	10, // 66: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
-	13, // 67: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
-	15, // 68: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
-	19, // 69: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
-	22, // 70: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
-	26, // 71: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
-	32, // 72: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
-	34, // 73: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
-	37, // 74: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
-	39, // 75: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
-	41, // 76: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
-	47, // 77: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
-	49, // 78: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
-	51, // 79: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
-	53, // 80: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
-	55, // 81: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
-	60, // 82: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
-	7,  // 83: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
-	9,  // 84: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
-	11, // 85: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
-	14, // 86: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
-	16, // 87: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
-	20, // 88: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
-	23, // 89: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
-	27, // 90: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
-	33, // 91: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
-	35, // 92: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
-	38, // 93: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
-	40, // 94: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
-	42, // 95: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
-	48, // 96: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
-	50, // 97: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
-	52, // 98: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
-	54, // 99: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
-	56, // 100: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
-	61, // 101: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
-	83, // [83:102] is the sub-list for method output_type
-	64, // [64:83] is the sub-list for method input_type
-	64, // [64:64] is the sub-list for extension type_name
-	64, // [64:64] is the sub-list for extension extendee
-	0,  // [0:64] is the sub-list for field type_name
+	31, // 28: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
+	30, // 29: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
+	29, // 30: strandmq.v1.GroupPartition.circuit:type_name -> strandmq.v1.GroupCircuit
+	63, // 31: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
+	63, // 32: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
+	63, // 33: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
+	63, // 34: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
+	64, // 35: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
+	63, // 36: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
+	63, // 37: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
+	17, // 38: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
+	21, // 39: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
+	18, // 40: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
+	37, // 41: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
+	21, // 42: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
+	21, // 43: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
+	65, // 44: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
+	63, // 45: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
+	63, // 46: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
+	45, // 47: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
+	63, // 48: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
+	63, // 49: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
+	47, // 50: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
+	18, // 51: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
+	66, // 52: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	44, // 53: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
+	46, // 54: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	66, // 55: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	44, // 56: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
+	46, // 57: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	46, // 58: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	47, // 59: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
+	58, // 60: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
+	65, // 61: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
+	59, // 62: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
+	60, // 63: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
+	63, // 64: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
+	63, // 65: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
+	6,  // 66: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
+	8,  // 67: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
+	10, // 68: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
+	13, // 69: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
+	15, // 70: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
+	19, // 71: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
+	22, // 72: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
+	26, // 73: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
+	33, // 74: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
+	35, // 75: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
+	38, // 76: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
+	40, // 77: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
+	42, // 78: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
+	48, // 79: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
+	50, // 80: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
+	52, // 81: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
+	54, // 82: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
+	56, // 83: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
+	61, // 84: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
+	7,  // 85: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
+	9,  // 86: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
+	11, // 87: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
+	14, // 88: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
+	16, // 89: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
+	20, // 90: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
+	23, // 91: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
+	27, // 92: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
+	34, // 93: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
+	36, // 94: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
+	39, // 95: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
+	41, // 96: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
+	43, // 97: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
+	49, // 98: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
+	51, // 99: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
+	53, // 100: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
+	55, // 101: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
+	57, // 102: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
+	62, // 103: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
+	85, // [85:104] is the sub-list for method output_type
+	66, // [66:85] is the sub-list for method input_type
+	66, // [66:66] is the sub-list for extension type_name
+	66, // [66:66] is the sub-list for extension extendee
+	0,  // [0:66] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_admin_proto_init() }
@@ -5175,15 +5256,15 @@ func file_strandmq_v1_admin_proto_init() {
 		(*StartPosition_FromEnd)(nil),
 		(*StartPosition_Time)(nil),
 	}
-	file_strandmq_v1_admin_proto_msgTypes[30].OneofWrappers = []any{}
-	file_strandmq_v1_admin_proto_msgTypes[41].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
+	file_strandmq_v1_admin_proto_msgTypes[42].OneofWrappers = []any{
 		(*DeadLetterSelector_Id)(nil),
 		(*DeadLetterSelector_Key)(nil),
 		(*DeadLetterSelector_KeyBytes)(nil),
 		(*DeadLetterSelector_Place)(nil),
 		(*DeadLetterSelector_All)(nil),
 	}
-	file_strandmq_v1_admin_proto_msgTypes[51].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[52].OneofWrappers = []any{
 		(*TraceRequest_Id)(nil),
 		(*TraceRequest_Place)(nil),
 	}
@@ -5193,7 +5274,7 @@ func file_strandmq_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_admin_proto_rawDesc), len(file_strandmq_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   58,
+			NumMessages:   59,
 			NumExtensions: 0,
 			NumServices:   5,
 		},
