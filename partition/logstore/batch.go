@@ -387,6 +387,10 @@ func (p *Pending) Wait() error {
 		return p.err
 	}
 	p.s.noteSynced(p.counter)
+	// A partition that is acknowledged is one that is listed.
+	if p.err = p.s.saveRegistry(); p.err != nil {
+		return p.err
+	}
 	return nil
 }
 
@@ -460,6 +464,10 @@ func (s *Store) apply(b *Batch, sync bool) (n uint64, err error) {
 			} else {
 				e.now.gen = n
 				s.logs[e.p] = e.now
+			}
+			s.registry.note(e.p, n, e.now.base != (link{}) || e.now.last != (link{}))
+			if e.rewrote {
+				delete(s.vanished, e.p)
 			}
 			if e.rewrote || e.now.base != e.start.base {
 				s.forgetDamage(e.p, e.now.base.index, e.rewrote)

@@ -71,6 +71,8 @@ type Config struct {
 	// unsynced makes commits return without any fsync. It exists to prove that
 	// the tests of durability notice.
 	unsynced bool
+	// tableBytes is how large tables get; 0 leaves it to the engine.
+	tableBytes int64
 	// pause is how long compactions wait after one that met damage, at first.
 	pause time.Duration
 }

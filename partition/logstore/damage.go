@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/cockroachdb/pebble/v2"
 )
 
 // Damage is a piece of stored data that was found not to be what was written.
@@ -116,5 +118,5 @@ func (s *Store) rangesOf(name string) []Range {
 func isDamage(err error) bool {
 	var d *ErrDamaged
 	var rot *rotError
-	return errors.As(err, &d) || errors.As(err, &rot)
+	return errors.As(err, &d) || errors.As(err, &rot) || pebble.IsCorruptionError(err)
 }

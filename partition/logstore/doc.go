@@ -8,6 +8,7 @@
 //
 //	LOCK       held by the process that has the store open
 //	WITNESS    how far the store was synced, told apart from the store itself
+//	PARTITIONS which partitions there are, whatever becomes of the tables
 //	pebble/    one Pebble store: one log file for all partitions, tables, values
 //
 // A partition has a log of entries, a hard state, named values, and rows in the
@@ -31,8 +32,10 @@
 // its key and the checksum of the one before it, each row one over itself and
 // its key; reading verifies them, and the chain. What does not verify is not
 // returned: the error names the partition, of entries the range too, and
-// everything else is still served. A value file that is gone or cut short takes
-// with it what was in it, and no more; a table, and it is told at the start.
+// everything else is still served. A file that is gone or cut short takes with it
+// what was in it, and no more, and it is told at the start; partitions that it
+// hides are listed all the same. Without a table that holds rows of the store
+// itself it does not open.
 // What is found is listed (Damage), and damage that a compaction meets is named
 // and left where it is.
 //

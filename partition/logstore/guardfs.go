@@ -27,7 +27,7 @@ type guardFS struct {
 	report func(op, path string, err error) // called at least once
 	syncs  *syncStats
 	watch  diskWatch
-	lost   map[string]lostValues // set before Pebble opens, not changed afterwards
+	lost   map[string]missingFile // set before Pebble opens, not changed afterwards
 }
 
 func (g *guardFS) fault(op, path string, err error) {

@@ -223,6 +223,9 @@ func (m model) compare(s *Store) error {
 	var damage error
 	for _, p := range slices.Sorted(maps.Keys(m)) {
 		l := m[p]
+		if index, _ := l.last(); index > 0 && !slices.Contains(ps, p) {
+			return fmt.Errorf("p%d is not listed", p)
+		}
 		if err := l.compare(s, p); err != nil {
 			var d *ErrDamaged
 			if !errors.As(err, &d) {

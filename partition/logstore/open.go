@@ -33,6 +33,7 @@ func Open(cfg Config) (*Store, error) {
 		damages:    make(chan *ErrDamaged, 16),
 		rots:       make(chan *rotError, 16),
 		told:       make(map[string]bool),
+		registry:   registry{known: make(map[uint64]bool), gone: make(map[uint64]uint64)},
 		drained:    make(chan struct{}, 1),
 		wake:       make(chan struct{}, 1),
 	}
@@ -133,7 +134,7 @@ func (s *Store) lookAt() (fresh bool, err error) {
 		}
 		return false, s.openError(err)
 	}
-	var witness, engine bool
+	var witness, engine, list bool
 	var others []string
 	for _, name := range ls {
 		switch name {
@@ -141,6 +142,8 @@ func (s *Store) lookAt() (fresh bool, err error) {
 			witness = true
 		case pebbleName:
 			engine = true
+		case registryName, registryNew:
+			list = true
 		case lockName, "lost+found":
 		default:
 			others = append(others, name)
@@ -154,15 +157,21 @@ func (s *Store) lookAt() (fresh bool, err error) {
 		if err != nil {
 			return false, s.openError(err)
 		}
-		if len(sub) > 0 {
-			return false, &ErrDamaged{Dir: s.cfg.Dir, File: witnessName, What: "the witness is gone: it cannot be told whether the data is as new as what was acknowledged"}
+		if len(sub) > 0 || list {
+			return false, s.noWitness()
 		}
 		return true, nil
+	case list:
+		return false, s.noWitness()
 	case len(others) > 0:
 		sort.Strings(others)
 		return false, &ErrForeign{Dir: s.cfg.Dir, What: fmt.Sprintf("it holds other files, %s among them", others[0])}
 	}
 	return true, nil
+}
+
+func (s *Store) noWitness() error {
+	return &ErrDamaged{Dir: s.cfg.Dir, File: witnessName, What: "the witness is gone: it cannot be told whether the data is as new as what was acknowledged"}
 }
 
 // makeDir makes the folder, with those above it that are missing, in a way that
@@ -285,6 +294,10 @@ func (s *Store) create() error {
 	if err := pending.Wait(); err != nil {
 		return s.openError(err)
 	}
+	s.registry.stale.Store(true)
+	if err := s.saveRegistry(); err != nil {
+		return err
+	}
 	s.boot = 1
 	if err := w.enter(testimony{state: stateOpen, store: s.id.store, boot: s.boot, counter: s.counter}); err != nil {
 		return s.openError(err)
@@ -313,7 +326,7 @@ func (s *Store) reopen(t testimony) error {
 		return s.openError(err)
 	}
 	s.boot++
-	t.state, t.boot, t.manifest, t.manifestSize = stateOpen, s.boot, 0, 0
+	t.state, t.boot, t.manifest, t.manifestSize, t.registry = stateOpen, s.boot, 0, 0, 0
 	if err := s.witness.enter(t); err != nil {
 		return s.openError(err)
 	}

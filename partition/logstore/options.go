@@ -34,12 +34,19 @@ func (s *Store) pebbleOptions(readOnly bool) *pebble.Options {
 		FlushDelayDeleteRange:       max(s.cfg.DeleteDelay, 0),
 		WALMinSyncInterval:          func() time.Duration { return max(s.cfg.MinSyncInterval, 0) },
 	}
+	if s.cfg.tableBytes > 0 {
+		for i := range o.TargetFileSizes {
+			o.TargetFileSizes[i] = s.cfg.tableBytes
+		}
+	}
 	for i := range o.Levels {
 		// Batches are compressed by who makes them or not at all.
 		o.Levels[i].Compression = func() *sstable.CompressionProfile { return sstable.NoCompression }
 		// Most lookups are of message ids that are not there.
 		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 	}
+	// Pebble would look at a table that does not read again and again, at once.
+	o.DisableTableStats = s.unsure
 	o.Experimental.EnableDeleteOnlyCompactionExcises = func() bool { return true }
 	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
 		return pebble.ValueSeparationPolicy{

@@ -171,7 +171,7 @@ func (s *Store) confirm(t testimony, rep logReport) (err error) {
 
 	row, err := getRow(db, identityKey())
 	if err != nil {
-		return s.openError(err)
+		return s.openError(s.readError(err, Range{}))
 	}
 	if row == nil {
 		return &ErrDamaged{Dir: s.cfg.Dir, What: "the row that names the store is gone"}
@@ -205,7 +205,7 @@ func (s *Store) confirm(t testimony, rep logReport) (err error) {
 		return s.amnesia(db, fmt.Sprintf("the store ends at batch %d, batch %d was synced: it is older than what was acknowledged", counter, t.counter))
 	}
 	s.counter = counter
-	return nil
+	return s.loadRegistry(db, t)
 }
 
 // amnesia is the error for a store that is older than it should be. Which logs
@@ -247,13 +247,13 @@ func (s *Store) counterOf(db *pebble.DB, flushed bool) (uint64, error) {
 	defer func() { _ = it.Close() }()
 	if !it.First() {
 		if err := it.Error(); err != nil {
-			return 0, s.openError(err)
+			return 0, s.openError(s.readError(err, Range{}))
 		}
 		return 0, nil
 	}
 	v, err := it.ValueAndErr()
 	if err != nil {
-		return 0, s.openError(err)
+		return 0, s.openError(s.readError(err, Range{}))
 	}
 	n, err := decodeCounter(s.counterKey, v)
 	if err != nil {
@@ -275,7 +275,8 @@ func getRow(db *pebble.DB, key []byte) ([]byte, error) {
 }
 
 // partitionsOf finds the partitions in every namespace by leaping from one to
-// the next. Damage is an error only if it may hide a partition.
+// the next. Damage is an error only if it may hide a partition; those that were
+// found are returned with it.
 func partitionsOf(db *pebble.DB) ([]uint64, error) {
 	seen := make(map[uint64]bool)
 	var damage error
@@ -285,16 +286,16 @@ func partitionsOf(db *pebble.DB) ([]uint64, error) {
 		switch {
 		case err == nil:
 			whole = whole || ns == nsBase || ns == nsHardState || ns == nsMeta
-		case isDamage(err) || pebble.IsCorruptionError(err):
+		case isDamage(err):
 			damage = err
 		default:
 			return nil, err
 		}
 	}
-	if damage != nil && !whole {
-		return nil, damage
+	if whole {
+		damage = nil
 	}
-	return slices.Sorted(maps.Keys(seen)), nil
+	return slices.Sorted(maps.Keys(seen)), damage
 }
 
 func partitionsIn(db *pebble.DB, ns Namespace, seen map[uint64]bool) error {

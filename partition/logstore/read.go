@@ -74,7 +74,9 @@ func (s *Store) readLogState(p uint64) (st logState, found bool, err error) {
 	}
 	st.last = st.base
 	it, err := s.db.NewIter(&pebble.IterOptions{
-		LowerBound: appendPrefix(nil, nsEntry, p),
+		// Not the bare prefix: what was deleted of the partition before ends
+		// there, and a damaged table of that one would be looked into.
+		LowerBound: appendEntryKey(nil, p, 0),
 		UpperBound: appendPrefixEnd(nil, nsEntry, p),
 	})
 	if err != nil {
@@ -106,6 +108,9 @@ func (s *Store) readLogState(p uint64) (st logState, found bool, err error) {
 	hs, err := s.hardState(p)
 	if err != nil {
 		return st, false, err
+	}
+	if !found && s.gone(p) {
+		return st, false, s.damaged("nothing is left of a partition", nil, Range{Partition: p, Low: 1})
 	}
 	if hs.Commit > st.last.index {
 		return st, false, s.damaged("committed entries are missing", nil, Range{Partition: p, Low: st.last.index + 1, High: hs.Commit})
@@ -350,22 +355,6 @@ func valueOf(it *pebble.Iterator) (v []byte, err error) {
 		}
 	}()
 	return it.ValueAndErr()
-}
-
-// Partitions lists the partitions that anything is stored of, in order. Where
-// damage hides some of their rows, they are listed as long as one kind of rows
-// that each partition has can be read whole: where its log begins, its hard
-// state, its values. Otherwise the error is *ErrDamaged.
-func (s *Store) Partitions() ([]uint64, error) {
-	if err := s.enter(); err != nil {
-		return nil, err
-	}
-	defer s.leave()
-	ps, err := partitionsOf(s.db)
-	if err != nil {
-		return nil, s.readError(err, Range{})
-	}
-	return ps, nil
 }
 
 // noteDamage tells of damage found by a read, once per file or range.

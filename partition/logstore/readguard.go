@@ -49,6 +49,7 @@ func (e *rotError) Unwrap() error { return e.why }
 var (
 	errFileGone  = errors.New("the file is gone")
 	errShortRead = errors.New("the file ends early")
+	errWrongSize = errors.New("the file has another size")
 )
 
 // isTable and isValues tell the files that are made of blocks.
@@ -154,10 +155,10 @@ func checkValueEnd(b []byte, name string) error {
 	return nil
 }
 
-// lostValues is a value file that the store goes on without: what was in it
-// cannot be read, and everything else can. To Pebble it is there, with the size
+// missingFile is a table or value file that the store goes on without: what was
+// in it cannot be read, and everything else can. To Pebble it is there, with the size
 // that it had, until it tries to read it.
-type lostValues struct {
+type missingFile struct {
 	size uint64
 	why  error
 }

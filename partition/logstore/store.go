@@ -14,8 +14,8 @@ import (
 
 // Store is the open store of a node. All methods may be called concurrently.
 //
-// Lock order: commitMu, then mu, then damageMu. The witness has a lock of its
-// own that is taken last.
+// Lock order: commitMu, then mu, then damageMu or the registry's. The witness has
+// a lock of its own that is taken last.
 type Store struct {
 	cfg        Config
 	fs         *guardFS
@@ -32,6 +32,9 @@ type Store struct {
 
 	mu   sync.RWMutex
 	logs map[uint64]logState // what is known of each log; written under both locks
+	// vanished are partitions that were there at the last clean stop and of which
+	// nothing is left. Written like logs.
+	vanished map[uint64]bool
 
 	synced     atomic.Uint64 // highest counter known to be on disk
 	syncs      syncStats
@@ -48,6 +51,8 @@ type Store struct {
 	told     map[string]bool // damage that OnFault knows of
 	damage   []Damage        // found, and not written over since
 	merges   *compactions
+	registry registry
+	unsure   bool // a table does not read as a whole; set before Pebble opens
 
 	// users counts the calls under way, plus closedBit once Close began; drained
 	// is closed when Close may go on.
@@ -140,6 +145,9 @@ func (s *Store) SyncWitness() error {
 	if s.cfg.ReadOnly {
 		return nil
 	}
+	if err := s.saveRegistry(); err != nil {
+		return err
+	}
 	if err := s.witness.advance(s.synced.Load()); err != nil {
 		s.fail("write", witnessName, err)
 	}
@@ -182,7 +190,7 @@ func (s *Store) keep() {
 			due = timer.C
 		case <-due:
 			due = nil
-			if s.failure.Load() == nil {
+			if s.failure.Load() == nil && s.saveRegistry() == nil {
 				if err := s.witness.advance(s.synced.Load()); err != nil {
 					s.fail("write", witnessName, err)
 				}
@@ -218,6 +226,9 @@ func (s *Store) shut() error {
 			// So that the next open has nothing to replay.
 			if err := s.flush(); err != nil {
 				errs = append(errs, err)
+			} else if s.failure.Load() == nil {
+				s.synced.Store(s.counter) // also what was committed without a sync
+				errs = append(errs, s.saveRegistry())
 			}
 		}
 		// A failed store is closed like any other: the guard has taken the
@@ -227,7 +238,7 @@ func (s *Store) shut() error {
 		}
 	}
 	if s.witness != nil {
-		if len(errs) == 0 && s.failure.Load() == nil && s.db != nil && !s.cfg.ReadOnly {
+		if errors.Join(errs...) == nil && s.failure.Load() == nil && s.db != nil && !s.cfg.ReadOnly {
 			errs = append(errs, s.sealWitness())
 		}
 		errs = append(errs, s.witness.close())
@@ -268,6 +279,7 @@ func (s *Store) sealWitness() error {
 	t := s.witness.last
 	t.state, t.counter = stateClosed, s.counter
 	t.manifest, t.manifestSize = num, size
+	t.registry = s.registry.sum()
 	return s.witness.enter(t)
 }
 

@@ -30,7 +30,8 @@ import (
 //	+48   counter         u64   highest batch known to be synced
 //	+56   manifest        u64   number and size of the MANIFEST when closed:
 //	+64   manifest size   u64   it must be the very same at the next open
-//	+72   -               zero
+//	+72   registry        u32   checksum of the PARTITIONS file when closed; 0: none
+//	+76   -               zero
 //	+508  crc             u32   CRC32C over all before
 const (
 	witnessName    = "WITNESS"
@@ -59,6 +60,7 @@ type testimony struct {
 	counter      uint64
 	manifest     uint64
 	manifestSize uint64
+	registry     uint32
 }
 
 func encodeSlot(t testimony) []byte {
@@ -72,6 +74,7 @@ func encodeSlot(t testimony) []byte {
 	binary.LittleEndian.PutUint64(b[48:], t.counter)
 	binary.LittleEndian.PutUint64(b[56:], t.manifest)
 	binary.LittleEndian.PutUint64(b[64:], t.manifestSize)
+	binary.LittleEndian.PutUint32(b[72:], t.registry)
 	binary.LittleEndian.PutUint32(b[slotLen-4:], crc32.Checksum(b[:slotLen-4], castagnoli))
 	return b
 }
@@ -96,6 +99,7 @@ func decodeSlot(b []byte) (testimony, error) {
 		counter:      binary.LittleEndian.Uint64(b[48:]),
 		manifest:     binary.LittleEndian.Uint64(b[56:]),
 		manifestSize: binary.LittleEndian.Uint64(b[64:]),
+		registry:     binary.LittleEndian.Uint32(b[72:]),
 	}
 	copy(t.store[:], b[24:])
 	if t.version <= FormatVersion && (t.state < stateMaking || t.state > stateClosed) {
