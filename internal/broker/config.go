@@ -49,7 +49,8 @@ type Config struct {
 	// RequestBytes bounds the bytes of request bodies held at once. Default
 	// 256 MiB; at least 16 MiB.
 	RequestBytes int64
-	// StreamBytes bounds the bytes of one publish stream that wait for the disk.
+	// StreamBytes bounds the bytes of one publish stream that wait for the disk,
+	// or for the caller to read the answers.
 	// Default 8 MiB; at least 64 KiB. More keeps faster disks busy from a single
 	// stream; a frame that was begun is taken in whole, so up to 8 MiB come on
 	// top.

@@ -57,7 +57,7 @@ type publishStream struct {
 	mu      sync.Mutex
 	ready   []streamAnswer // guarded by mu: known and not yet taken by the sender
 	batches int            // guarded by mu: taken in and not yet told
-	bytes   int            // guarded by mu: of batches that the host has
+	bytes   int            // guarded by mu: of those; an answer keeps its batch
 	ending  error          // guarded by mu: the refusal that ended the reading
 	read    bool           // guarded by mu: nothing more comes in
 	left    bool           // guarded by mu: nobody is told any more
@@ -69,6 +69,7 @@ type streamAnswer struct {
 	topic  *topic // nil: refused before it was known
 	took   time.Time
 	what   *outcome
+	size   int // of the batch, which what keeps
 }
 
 func newPublishStream(ctx context.Context, b *Broker, conn publishConn) *publishStream {
@@ -158,10 +159,10 @@ func (s *publishStream) take(batch *strandmqv1.PublishBatch, took time.Time) err
 		err = checkCarrier(batch)
 	}
 	if err == nil {
-		err = s.b.submit(s, s.router, t, batch, func(o *outcome) { s.answered(streamAnswer{n, t, took, o}, size) })
+		err = s.b.submit(s, s.router, t, batch, func(o *outcome) { s.answered(streamAnswer{n, t, took, o, size}) })
 	}
 	if err != nil {
-		s.answered(streamAnswer{n, t, took, &outcome{err: err}}, size)
+		s.answered(streamAnswer{n, t, took, &outcome{err: err}, size})
 	}
 	return s.failure()
 }
@@ -230,10 +231,9 @@ func (s *publishStream) patiently(try func() error) error {
 }
 
 // answered notes what became of a batch. It is called from any goroutine.
-func (s *publishStream) answered(a streamAnswer, size int) {
+func (s *publishStream) answered(a streamAnswer) {
 	stop := s.b.stopsStream(a.what)
 	s.mu.Lock()
-	s.bytes -= size
 	if !s.left {
 		s.ready = append(s.ready, a)
 	}
@@ -299,13 +299,18 @@ func (s *publishStream) send() error {
 				s.end(fmt.Errorf("the answers cannot be sent: %w", context.Canceled))
 				return err
 			}
+			size := 0
+			for i := told; i < told+n; i++ {
+				size += answers[i].size
+				answers[i] = streamAnswer{} // it holds the whole batch
+			}
 			told += n
 			s.mu.Lock()
 			s.batches -= n
+			s.bytes -= size
 			s.mu.Unlock()
 			nudge(s.changed)
 		}
-		clear(answers) // they hold whole batches
 	}
 }
 

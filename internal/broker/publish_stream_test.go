@@ -438,7 +438,16 @@ func (f *fakePublisher) Send(m *strandmqv1.PublishStreamResponse) error {
 
 // A caller that does not read its answers is not read from for long.
 func TestPublishStreamBounded(t *testing.T) {
-	b := start(t, t.TempDir(), func(c *Config) { c.StreamBatches = 3 })
+	t.Run("batches", func(t *testing.T) { boundedStream(t, func(c *Config) { c.StreamBatches = 3 }, "x") })
+	// An answer that is not read keeps its batch.
+	t.Run("bytes", func(t *testing.T) {
+		boundedStream(t, func(c *Config) { c.StreamBytes = 64 << 10 }, strings.Repeat("x", 30_000))
+	})
+}
+
+// boundedStream tests a configuration that has room for three messages.
+func boundedStream(t *testing.T, change func(*Config), body string) {
+	b := start(t, t.TempDir(), change)
 	newAPI(t, b.URL()).topic(t, "t", 1)
 	c, cancel := context.WithCancel(ctx(t))
 	defer cancel()
@@ -447,7 +456,7 @@ func TestPublishStreamBounded(t *testing.T) {
 	defer f.end()
 	fake := &fakePublisher{frames: make(chan *strandmqv1.PublishStreamRequest, 100), taken: make(chan struct{}, 100), answer: make(chan *strandmqv1.PublishStreamResponse), ctx: c}
 	for range 10 {
-		fake.frames <- &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{{Topic: "t", Messages: []*strandmqv1.Message{msg("k", "x")}}}}
+		fake.frames <- &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{{Topic: "t", Messages: []*strandmqv1.Message{msg("k", body)}}}}
 	}
 	close(fake.frames)
 	done := make(chan error, 1)
