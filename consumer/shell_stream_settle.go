@@ -17,6 +17,9 @@ type SettleRun struct {
 	Reason      string
 }
 
+// Len is how many deliveries a run names.
+func (r *SettleRun) Len() int { return int(max(r.Last, r.First)-r.First) + 1 }
+
 // SettleRunResult is what became of deliveries that fared alike.
 type SettleRunResult struct {
 	First, Last uint64

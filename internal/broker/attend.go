@@ -25,7 +25,8 @@ const (
 	frameBytes      = 1 << 20 // of keys, headers and bodies in a frame
 	frameMessages   = 1000    // readable ones in a frame
 	grantedAtOnce   = 8192    // of a member's credit, handed on to its partitions
-	settlesInFlight = 64      // frames of settlements that are not yet answered
+	maxSettled      = 65_536  // deliveries that a frame's settlements name
+	settlesInFlight = 65_536  // those of frames that are not yet answered
 )
 
 // A frame is what a stream of deliveries tells its member at once.
@@ -34,7 +35,7 @@ type frame struct {
 	assignment *strandmqv1.Assignment // nil: as before
 	deliveries []consumer.Handed
 	settled    []consumer.SettleRunResult
-	answers    int    // frames of settlements that are answered whole with this one
+	answers    int    // deliveries of settlements that are answered whole with this one
 	idle       string // in a frame without deliveries
 }
 
@@ -70,8 +71,8 @@ type attendant struct {
 	credit   int                        // guarded by mu: the member's, not handed on yet
 	granted  int                        // guarded by mu: handed on and not sent
 	results  []consumer.SettleRunResult // guarded by mu: known and not told
-	answers  int                        // guarded by mu: frames of settlements whose results are known
-	settling int                        // guarded by mu: frames of settlements not answered whole
+	answers  int                        // guarded by mu: deliveries of settlements whose results are known
+	settling int                        // guarded by mu: those of frames that are not answered whole
 	ending   *ending                    // guarded by mu: why it ends; the first reason stays
 }
 
@@ -162,17 +163,14 @@ func (a *attendant) end(e ending) {
 	nudge(a.wake)
 }
 
-// settle settles runs of deliveries. It waits while too many are on their way,
+// settle settles runs of n deliveries. It waits while too many are on their way,
 // and gives up when the stream ends.
-func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun) {
-	if len(runs) == 0 {
-		return
-	}
+func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun, n int) {
 	for {
 		a.mu.Lock()
-		over, room := a.ending != nil, a.settling < settlesInFlight
+		over, room := a.ending != nil, a.settling+n <= settlesInFlight
 		if room && !over {
-			a.settling++
+			a.settling += n
 		}
 		a.mu.Unlock()
 		if over {
@@ -190,7 +188,7 @@ func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun) {
 	a.stream.Settle(ctx, runs, func(results []consumer.SettleRunResult) {
 		a.countSettled(runs, results)
 		a.mu.Lock()
-		a.answers++
+		a.answers += n
 		a.results = append(a.results, results...)
 		a.mu.Unlock()
 		nudge(a.wake)

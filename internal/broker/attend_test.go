@@ -32,7 +32,7 @@ func TestSettlingEndsWithTheStream(t *testing.T) {
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
-		a.settle(there, []consumer.SettleRun{{First: 1, Action: consumer.Ack}})
+		a.settle(there, []consumer.SettleRun{{First: 1, Action: consumer.Ack}}, 1)
 	}()
 	a.send = func(*frame) error { return errors.New("nobody takes it") }
 	if err := a.serve(c); !errors.Is(err, context.Canceled) {
@@ -42,5 +42,30 @@ func TestSettlingEndsWithTheStream(t *testing.T) {
 	case <-done:
 	case <-c.Done():
 		t.Fatal("the reader still waits after the end")
+	}
+}
+
+// What is on its way is bounded by the deliveries that frames name, however few
+// the frames.
+func TestSettlingIsBounded(t *testing.T) {
+	a := &attendant{wake: make(chan struct{}, 1), sent: make(chan struct{}, 1)}
+	a.settling = settlesInFlight - 10
+	passed, stop := context.WithCancel(ctx(t))
+	stop()
+	a.settle(passed, []consumer.SettleRun{{First: 1, Last: 11, Action: consumer.Ack}}, 11) // waits, until the context ends it
+	if a.settling != settlesInFlight-10 {
+		t.Fatalf("%d are on their way, of at most %d", a.settling, settlesInFlight)
+	}
+	runs := make([]consumer.SettleRun, 3)
+	for i, r := range [][2]uint64{{8, 9}, {1, 0}, {2, 7}} {
+		runs[i] = consumer.SettleRun{First: r[0], Last: r[1]}
+	}
+	if i, k := overlap(runs); i != k {
+		t.Errorf("runs %d and %d have nothing in common", i, k)
+	}
+	for _, x := range [][2]uint64{{1, 0}, {7, 0}, {5, 6}, {9, 12}, {0, 100}} {
+		if i, k := overlap(append(runs[:3:3], consumer.SettleRun{First: x[0], Last: x[1]})); k != 3 || i == k {
+			t.Errorf("%v: runs %d and %d", x, i, k)
+		}
 	}
 }

@@ -1,10 +1,12 @@
 package broker
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"slices"
 
 	"connectrpc.com/connect"
 
@@ -125,19 +127,44 @@ func (a *attendant) take(ctx context.Context, req *strandmqv1.ConsumeRequest) er
 		return refuse("BATCH_TOO_LARGE", "settlements", "the frame has %d settlements: send at most %d in one", n, maxSettleRuns)
 	}
 	runs := make([]consumer.SettleRun, n)
+	deliveries := 0
 	for i, s := range req.GetSettlements() {
-		if last := s.GetLast(); s.GetFirst() > maxNumber || last != 0 && (last < s.GetFirst() || last-s.GetFirst() >= maxCredit) {
-			return refuse("BAD_VALUE", fmt.Sprintf("settlements[%d].last", i), "%d to %d is no run of deliveries: a run ends where it begins or later, and has at most %d", s.GetFirst(), last, maxCredit)
+		if last := s.GetLast(); s.GetFirst() > maxNumber || last != 0 && (last < s.GetFirst() || last-s.GetFirst() >= maxSettled) {
+			return refuse("BAD_VALUE", fmt.Sprintf("settlements[%d].last", i), "%d to %d is no run of deliveries: a run ends where it begins or later, and has at most %d", s.GetFirst(), last, maxSettled)
 		}
 		runs[i] = consumer.SettleRun{
 			First: s.GetFirst(), Last: s.GetLast(), Action: actionOf(s.GetAction()), Delay: partition.Millis(s.GetDelayMs()), Reason: s.GetReason(),
 		}
+		deliveries += runs[i].Len()
 	}
-	if len(runs) > 0 {
-		a.settle(ctx, runs)
+	if deliveries > maxSettled {
+		return refuse("BATCH_TOO_LARGE", "settlements", "the frame settles %d deliveries: send at most %d in one", deliveries, maxSettled)
+	}
+	if i, k := overlap(runs); i != k {
+		return refuse("BAD_VALUE", fmt.Sprintf("settlements[%d].first", k), "settlements[%d] has deliveries of it too: name each delivery once in a frame", i)
+	}
+	if n > 0 {
+		a.settle(ctx, runs, deliveries)
 	}
 	if c := req.GetCredits(); c > 0 {
 		return a.addCredit(int(c))
 	}
 	return nil
+}
+
+// overlap finds two runs that have a delivery in common; the same place twice if
+// there are none.
+func overlap(runs []consumer.SettleRun) (one, other int) {
+	inOrder := func(x, y int) int { return cmp.Compare(runs[x].First, runs[y].First) }
+	at := make([]int, len(runs))
+	for i := range at {
+		at[i] = i
+	}
+	slices.SortStableFunc(at, inOrder)
+	for k := 1; k < len(at); k++ {
+		if x := &runs[at[k-1]]; runs[at[k]].First < x.First+uint64(x.Len()) {
+			return min(at[k-1], at[k]), max(at[k-1], at[k])
+		}
+	}
+	return 0, 0
 }

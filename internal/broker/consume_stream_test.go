@@ -402,6 +402,16 @@ func TestConsumeEnds(t *testing.T) {
 			m.send(&strandmqv1.ConsumeRequest{Settlements: make([]*strandmqv1.SettleRun, 1001)})
 			m.end("BATCH_TOO_LARGE")
 		}, true},
+		{"the same delivery in two runs", func(m *member) {
+			m.send(&strandmqv1.ConsumeRequest{Settlements: []*strandmqv1.SettleRun{{First: 3, Action: ack}, {First: 1, Last: 3, Action: ack}}})
+			m.end("BAD_VALUE")
+		}, true},
+		{"too many deliveries", func(m *member) {
+			m.send(&strandmqv1.ConsumeRequest{Settlements: []*strandmqv1.SettleRun{
+				{First: 1, Last: maxSettled, Action: ack}, {First: maxSettled + 1, Action: ack},
+			}})
+			m.end("BATCH_TOO_LARGE")
+		}, true},
 		{"a huge frame", func(m *member) {
 			m.send(&strandmqv1.ConsumeRequest{Settlements: []*strandmqv1.SettleRun{{Reason: strings.Repeat("x", 5<<20)}}})
 			m.end("REQUEST_TOO_LARGE")
@@ -447,7 +457,7 @@ func TestConsumeSettles(t *testing.T) {
 	m.send(&strandmqv1.ConsumeRequest{Settlements: []*strandmqv1.SettleRun{
 		{First: 1, Last: 2, Action: ack}, {First: 3, Action: extend, DelayMs: 1000}, {First: 4, Action: reject, Reason: "no"},
 		{First: 5, Action: release}, {First: 6, Action: nack, Reason: "first", DelayMs: 1},
-		{First: 7}, {First: 7, Action: 99}, {First: 7, Action: ack, DelayMs: 5}, {First: 7, Action: nack, DelayMs: -1}, {First: 7, Action: nack, Reason: strings.Repeat("x", 1025)},
+		{First: 7}, {First: 8, Action: 99}, {First: 9, Action: ack, DelayMs: 5}, {First: 10, Action: nack, DelayMs: -1}, {First: 11, Action: nack, Reason: strings.Repeat("x", 1025)},
 		{First: 0, Action: ack}, {First: 100, Last: 200, Action: ack},
 	}})
 	var said []string
@@ -456,7 +466,7 @@ func TestConsumeSettles(t *testing.T) {
 	}
 	want := []string{
 		"1-2  false false", "3-3  false true", "4-4  true false", "5-5  false false", "6-6  false false",
-		"7-7 BAD_VALUE false false", "7-7 BAD_VALUE false false", "7-7 BAD_VALUE false false", "7-7 BAD_VALUE false false", "7-7 BAD_VALUE false false",
+		"7-7 BAD_VALUE false false", "8-8 BAD_VALUE false false", "9-9 BAD_VALUE false false", "10-10 BAD_VALUE false false", "11-11 BAD_VALUE false false",
 		"0-0 STALE_DELIVERY false false", "100-200 STALE_DELIVERY false false",
 	}
 	if !slices.Equal(said, want) {

@@ -1343,7 +1343,8 @@ type ConsumeRequest struct {
 	// How many more deliveries the client takes, at most 1,000,000 outstanding.
 	// A delivery uses one up.
 	Credits uint32 `protobuf:"varint,2,opt,name=credits,proto3" json:"credits,omitempty"`
-	// Settlements of runs of deliveries, at most 1,000.
+	// Settlements of runs of deliveries, at most 1,000 runs and 65,536 deliveries;
+	// each delivery once.
 	Settlements []*SettleRun `protobuf:"bytes,3,rep,name=settlements,proto3" json:"settlements,omitempty"`
 	// Give back what is not settled, uncharged, and end the stream.
 	Leave         bool `protobuf:"varint,4,opt,name=leave,proto3" json:"leave,omitempty"`
