@@ -54,14 +54,17 @@ type Measure func(begins bool)
 // RunShape runs a shape against the broker at a URL. Of the configuration, what
 // the shape does not say counts: partitions, members, in-flight, ids, sequences,
 // messages, progress. A refusal ends the run: nothing is tried
-// again, since that would be in the figures. When ctx ends, so does publishing.
+// again, since that would be in the figures. When ctx ends, publishing ends with
+// it; what was published is still consumed and judged.
 func RunShape(ctx context.Context, server string, s Shape, c Config, measure Measure) (*Report, error) {
 	c = s.fill(c)
 	if err := s.Validate(c); err != nil {
 		return nil, err
 	}
 	c = c.withDefaults()
-	b, done := Unary(server, c)
+	admin := c
+	admin.RetryFor = 3 * time.Second // a broker that has gone is not waited for
+	b, done := Unary(server, admin)
 	defer done()
 	id := uuid.New()
 	d := &drive{c: c, shape: s, server: server, broker: b.(*unary), publish: newLatencies(), topic: "loadtest-" + id.String()[:13]}
@@ -74,18 +77,20 @@ func RunShape(ctx context.Context, server string, s Shape, c Config, measure Mea
 	if err != nil {
 		return nil, err
 	}
-	existed, err := b.CreateTopic(ctx, d.topic, c.Partitions)
+	had, err := b.CreateTopic(ctx, d.topic, c.Partitions)
 	if err != nil {
 		return nil, err
 	}
-	if existed {
+	if had > 0 {
 		return nil, fmt.Errorf("topic %s is there already: a shape needs one of its own", d.topic)
 	}
 	rep, err := d.run(ctx, run, version, measure)
 	if !c.Keep {
 		clean, cancel := context.WithTimeout(context.WithoutCancel(ctx), callTime)
 		defer cancel()
-		err = errors.Join(err, b.DeleteTopic(clean, d.topic))
+		if gone := b.DeleteTopic(clean, d.topic); gone != nil {
+			err = errors.Join(err, fmt.Errorf("cleaning up topic %s: %w", d.topic, gone))
+		}
 	}
 	return rep, err
 }
@@ -109,7 +114,7 @@ func (d *drive) run(ctx context.Context, run uint64, version string, measure Mea
 	began := time.Now()
 	drained, rest, err := d.load(ctx, measure)
 	rep := d.report(began, version)
-	rep.Drained, rep.Drain, rep.Interrupted = drained, milliseconds(rest), ctx.Err() != nil
+	rep.Drained, rep.Drain, rep.Interrupted = drained, milliseconds(rest), ctx.Err() != nil || err != nil
 	if d.crowd != nil {
 		for _, x := range d.lanes.all {
 			for _, k := range x.keys {
@@ -129,8 +134,12 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 	if measure == nil {
 		measure = func(bool) {}
 	}
-	all, fail := context.WithCancelCause(ctx)
+	// Members and the drain outlast ctx, but not a failure.
+	all, fail := context.WithCancelCause(context.WithoutCancel(ctx))
 	defer fail(nil)
+	publishing, stopPublishing := context.WithCancel(all)
+	defer stopPublishing()
+	defer context.AfterFunc(ctx, stopPublishing)()
 	d.start = time.Now()
 	if err := d.open(ctx); err != nil {
 		return false, 0, err
@@ -139,7 +148,7 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 	var takers []*taker
 	join := func() error {
 		for n := range d.c.Members {
-			t, err := d.crowd.join(ctx, n)
+			t, err := d.crowd.join(all, n)
 			if err != nil {
 				return err
 			}
@@ -197,25 +206,25 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 	published := make(chan struct{})
 	go func() { publishers.Wait(); close(published) }()
 	if d.shape.Backlog == 0 {
-		if wait(all, time.Until(d.start.Add(d.shape.Warmup)), nil) {
+		if wait(publishing, time.Until(d.start.Add(d.shape.Warmup)), nil) {
 			measure(true)
-			wait(all, time.Until(d.start.Add(limit)), nil)
+			wait(publishing, time.Until(d.start.Add(limit)), nil)
 			measure(false)
 			if d.shape.Rate > 0 { // what is due goes out, with some grace
-				wait(all, 2*grace, published)
+				wait(publishing, 2*grace, published)
 			}
 		}
 	} else {
-		wait(all, limit, published)
+		wait(publishing, limit, published)
 	}
 	close(stop)
-	<-published
-	if ctx.Err() != nil {
+	if publishing.Err() != nil && d.shape.Backlog == 0 { // it was cut short
 		d.end.Store(min(d.end.Load(), d.since()))
 	}
+	<-published
 	ended := time.Now()
 	if d.crowd == nil || all.Err() != nil {
-		return d.crowd == nil && all.Err() == nil, time.Since(ended), d.cause(all, ctx)
+		return d.crowd == nil && all.Err() == nil, time.Since(ended), context.Cause(all)
 	}
 	if d.shape.Backlog > 0 {
 		measure(true)
@@ -233,15 +242,7 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 		t.s.Patience(answerTime)
 	}
 	members.Wait()
-	return drained, rest, d.cause(all, ctx)
-}
-
-// cause is why a load ended early; nil when ctx did it.
-func (d *drive) cause(all, ctx context.Context) error {
-	if err := context.Cause(all); err != nil && ctx.Err() == nil {
-		return err
-	}
-	return nil
+	return drained, rest, context.Cause(all)
 }
 
 // wait waits for a time, ctx, or over.

@@ -128,7 +128,11 @@ func (g *Group) judged(v check.Verdict) {
 // conclude sums the groups' verdicts up.
 func (r *Report) conclude() {
 	v := &r.Verdict
-	for _, g := range r.Groups {
+	for i := range r.Groups {
+		g := &r.Groups[i]
+		if g.Verdict.Outcome == Kept && !r.Drained {
+			g.Verdict.Outcome = Incomplete
+		}
 		v.Lost += g.Verdict.Lost
 		v.Duplicated += g.Verdict.Duplicated
 		v.Disordered += g.Verdict.Disordered

@@ -85,7 +85,7 @@ func Run(ctx context.Context, c Config, b Broker) (*Report, error) {
 	rep := r.report(began, version)
 	rep.Drain = milliseconds(rest)
 	rep.Drained = drained
-	rep.Interrupted = ctx.Err() != nil
+	rep.Interrupted = ctx.Err() != nil || err != nil
 	if err := r.judge(end, rep, drained); err != nil {
 		return rep, errors.Join(cause, err)
 	}
@@ -111,9 +111,12 @@ func (r *run) setUp(ctx context.Context) (clean func() error, err error) {
 		}
 		return nil
 	}
-	r.shared, err = r.broker.CreateTopic(ctx, r.topic, r.c.Partitions)
+	had, err := r.broker.CreateTopic(ctx, r.topic, r.c.Partitions)
 	if err != nil {
 		return clean, err
+	}
+	if r.shared = had > 0; r.shared {
+		r.c.Partitions = had
 	}
 	if !r.shared {
 		made = append(made, func(ctx context.Context) error { return r.broker.DeleteTopic(ctx, r.topic) })

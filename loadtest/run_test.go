@@ -223,9 +223,12 @@ func (s *bookSession) Settle(_ context.Context, list []Settlement) ([]check.Outc
 	return out, nil
 }
 
-func (b *textbook) CreateTopic(_ context.Context, topic string, _ uint32) (bool, error) {
+func (b *textbook) CreateTopic(_ context.Context, topic string, _ uint32) (uint32, error) {
 	b.created = append(b.created, topic)
-	return b.existing, nil
+	if b.existing {
+		return 1, nil
+	}
+	return 0, nil
 }
 
 func (b *textbook) DeleteTopic(_ context.Context, topic string) error {
@@ -328,14 +331,17 @@ func TestRunFindsFaults(t *testing.T) {
 		"hurry":       func(v Verdict) uint64 { return v.Overlapping },
 		"alter":       func(v Verdict) uint64 { return v.Altered },
 	} {
-		b := newTextbook()
-		b.plant = plant
-		c := short()
-		c.AckDeadline = 5 * time.Second
-		rep := run1(t, c, b)
-		if b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 || len(rep.Verdict.Examples) == 0 {
-			t.Errorf("%s (planted: %d): %+v", plant, b.planted, rep.Verdict)
-		}
+		t.Run(plant, func(t *testing.T) {
+			t.Parallel()
+			b := newTextbook()
+			b.plant = plant
+			c := short()
+			c.AckDeadline = 5 * time.Second
+			rep := run1(t, c, b)
+			if b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 || len(rep.Verdict.Examples) == 0 {
+				t.Errorf("planted: %d: %+v", b.planted, rep.Verdict)
+			}
+		})
 	}
 }
 
@@ -359,6 +365,7 @@ func TestNoCoordinatedOmission(t *testing.T) {
 
 // What was due and could not be sent counts with its wait.
 func TestUnsentCounts(t *testing.T) {
+	t.Parallel()
 	b := newTextbook()
 	b.slow = 1500 * time.Millisecond
 	c := short()
@@ -396,7 +403,7 @@ func TestSharedTopic(t *testing.T) {
 		}
 	}
 	rep := run1(t, c, b)
-	if rep.Verdict.Outcome != Kept || rep.Groups[0].Foreign != 1 || rep.Publish.Messages != 300 {
+	if rep.Verdict.Outcome != Kept || rep.Load.Partitions != 1 || rep.Groups[0].Foreign != 1 || rep.Publish.Messages != 300 {
 		t.Errorf("%+v", rep)
 	}
 	if diff := cmp.Diff([]string{"loadtest-test-g1"}, b.deleted); diff != "" {
@@ -431,7 +438,7 @@ func TestRefused(t *testing.T) {
 	if !errors.As(err, &refusal) || refusal.Reason != "STORE_FAILED" {
 		t.Fatalf("%v", err)
 	}
-	if rep == nil || rep.Publish.Unknown == 0 || rep.Verdict.Outcome != Incomplete || len(b.deleted) != 1 {
+	if rep == nil || !rep.Interrupted || rep.Publish.Unknown == 0 || rep.Verdict.Outcome != Incomplete || len(b.deleted) != 1 {
 		t.Errorf("%v %+v", b.deleted, rep)
 	}
 }

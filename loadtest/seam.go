@@ -86,8 +86,8 @@ type Session interface {
 
 // Admin makes and removes what a run needs.
 type Admin interface {
-	// CreateTopic tells whether the topic was there before.
-	CreateTopic(ctx context.Context, topic string, partitions uint32) (existed bool, err error)
+	// CreateTopic tells how many partitions the topic had before; 0: it is new.
+	CreateTopic(ctx context.Context, topic string, partitions uint32) (had uint32, err error)
 	DeleteTopic(ctx context.Context, topic string) error
 	// CreateGroup starts at the earliest message, or at the latest.
 	CreateGroup(ctx context.Context, topic, group string, p Policy) error

@@ -1,6 +1,7 @@
 package loadtest
 
 import (
+	"context"
 	"errors"
 	"testing"
 	"time"
@@ -29,6 +30,7 @@ func quick(t testing.TB, name string) (Shape, Config) {
 func TestShapes(t *testing.T) {
 	for _, named := range Shapes {
 		t.Run(named.Name, func(t *testing.T) {
+			t.Parallel()
 			b := newTextbook()
 			b.pace = time.Millisecond
 			w := &wired{b: b}
@@ -103,6 +105,7 @@ func TestShapeExtremes(t *testing.T) {
 		"one key":             func(s *Shape, _ *Config) { s.Keys = 1 },
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			b := newTextbook()
 			b.pace = time.Millisecond
 			s, c := quick(t, "w3max")
@@ -125,18 +128,20 @@ func TestShapeFindsFaults(t *testing.T) {
 		"overlap":     func(v Verdict) uint64 { return v.Overlapping },
 		"alter":       func(v Verdict) uint64 { return v.Altered },
 	} {
-		b := newTextbook()
-		b.plant, b.pace = plant, time.Millisecond
-		s, c := quick(t, "w3max")
-		s.Keys, s.Time, c.DrainFor = 5, 300*time.Millisecond, time.Second
-		rep, err := RunShape(t.Context(), serve(t, &wired{b: b}), s, c, nil)
-		if err != nil {
-			t.Errorf("%s: %v", plant, err)
-			continue
-		}
-		if b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 || len(rep.Verdict.Examples) == 0 {
-			t.Errorf("%s (planted: %d): %+v", plant, b.planted, rep.Verdict)
-		}
+		t.Run(plant, func(t *testing.T) {
+			t.Parallel()
+			b := newTextbook()
+			b.plant, b.pace = plant, time.Millisecond
+			s, c := quick(t, "w3max")
+			s.Keys, s.Time, c.DrainFor = 5, 300*time.Millisecond, time.Second
+			rep, err := RunShape(t.Context(), serve(t, &wired{b: b}), s, c, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 || len(rep.Verdict.Examples) == 0 {
+				t.Errorf("planted: %d: %+v", b.planted, rep.Verdict)
+			}
+		})
 	}
 }
 
@@ -147,7 +152,15 @@ func TestShapeRefused(t *testing.T) {
 		b.pace = time.Millisecond
 		s, c := quick(t, name)
 		s.Time = time.Minute
-		_, err := RunShape(t.Context(), serve(t, &wired{b: b, refuse: "3/DISK_FULL"}), s, c, nil)
+		rep, err := RunShape(t.Context(), serve(t, &wired{b: b, refuse: "3/DISK_FULL"}), s, c, nil)
+		if rep == nil || !rep.Interrupted || rep.Measured > 30_000 && s.Backlog == 0 {
+			t.Errorf("%s: %+v", name, rep)
+		}
+		for _, g := range rep.Groups {
+			if g.Verdict.Outcome != Incomplete || rep.Verdict.Outcome != Incomplete {
+				t.Errorf("%s was refused, and its verdict is %s, %s", name, g.Verdict.Outcome, rep.Verdict.Outcome)
+			}
+		}
 		var r *Refusal
 		if !errors.As(err, &r) || r.Reason != "DISK_FULL" || len(b.deleted) != 1 {
 			t.Errorf("%s: %v, deleted %v", name, err, b.deleted)
@@ -157,6 +170,37 @@ func TestShapeRefused(t *testing.T) {
 		_, err = RunShape(t.Context(), serve(t, &wired{b: b, breakAt: 3}), s, c, nil)
 		if !errors.As(err, &r) || r.Reason != "SHUTTING_DOWN" || len(b.deleted) != 1 {
 			t.Errorf("%s: %v, deleted %v", name, err, b.deleted)
+		}
+	}
+}
+
+// A shape that is interrupted publishes no more; what it has published is still
+// consumed and judged, and nothing is left behind.
+func TestShapeInterrupted(t *testing.T) {
+	for _, named := range Shapes {
+		b := newTextbook()
+		b.pace = time.Millisecond
+		s, c := quick(t, named.Name)
+		s.Warmup, s.Time = 0, time.Minute
+		if s.Backlog > 0 {
+			s.Backlog = 1_000_000
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		c.Tick, c.Tell = 20*time.Millisecond, func(p Progress) {
+			if p.Published > 100 {
+				cancel()
+			}
+		}
+		rep, err := RunShape(ctx, serve(t, &wired{b: b}), s, c, nil)
+		cancel()
+		if err != nil || !rep.Interrupted || rep.Publish.Messages < 100 || rep.Measured > 30_000 || len(b.deleted) != 1 {
+			t.Errorf("%s: %v, deleted %v: %+v", s.Name, err, b.deleted, rep)
+			continue
+		}
+		for _, g := range rep.Groups {
+			if rep.Verdict.Outcome != Kept || g.Acked != rep.Publish.Messages {
+				t.Errorf("%s: %+v of %d, verdict %+v", s.Name, g, rep.Publish.Messages, rep.Verdict)
+			}
 		}
 	}
 }

@@ -20,7 +20,9 @@ func TestStreamsKept(t *testing.T) {
 		"record batches": func(*Config) {},
 		"messages":       func(c *Config) { c.Messages = true },
 		"sequences":      func(c *Config) { c.Sequences, c.NoIDs = true, true },
-		"full speed":     func(c *Config) { c.Rate, c.InFlight, c.Crash = 0, 30, 20*time.Millisecond },
+		"full speed": func(c *Config) {
+			c.Rate, c.InFlight, c.Duration, c.Crash = 0, 30, 100*time.Millisecond, 10*time.Millisecond
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -62,6 +64,56 @@ func TestStreamBreaks(t *testing.T) {
 	}
 }
 
+// A broker that stands still for 200 ms is felt by all that were due meanwhile,
+// each for as long as it had to wait: over streams, which send on, and with a
+// shape. Of 300 messages in 300 ms, 200 come due in the stall; half of those wait
+// for 100 ms and more, a quarter of all for 130.
+func TestStreamNoCoordinatedOmission(t *testing.T) {
+	felt := func(t *testing.T, what string, l Latency, n int64) {
+		if l.Count != n || l.Max < 190 || l.P90 < 150 || l.P50 < 30 {
+			t.Errorf("%s: %+v", what, l)
+		}
+	}
+	stalls := func() *textbook {
+		b := newTextbook()
+		b.slow = 200 * time.Millisecond
+		return b
+	}
+	t.Run("streams", func(t *testing.T) {
+		t.Parallel()
+		c := short()
+		c.Producers, c.Keys = 1, 300
+		rep, err := streamRun(t, c, &wired{b: stalls()})
+		if err != nil || rep.Publish.Messages != 300 || rep.Publish.Unsent != 0 {
+			t.Fatalf("%v: %+v", err, rep)
+		}
+		felt(t, "publish", rep.Publish.Latency, 300)
+		felt(t, "end to end", rep.Groups[0].Latency, 300)
+	})
+	t.Run("shape", func(t *testing.T) {
+		t.Parallel()
+		s, c := quick(t, "w3")
+		s.Keys, s.Warmup, s.Time, c.InFlight = 300, 0, 300*time.Millisecond, 1000
+		rep, err := RunShape(t.Context(), serve(t, &wired{b: stalls()}), s, c, nil)
+		if err != nil || rep.Publish.Messages != 300 || rep.Publish.Unsent != 0 {
+			t.Fatalf("%v: %+v", err, rep)
+		}
+		felt(t, "publish", rep.Publish.Latency, 300)
+		felt(t, "end to end", rep.Groups[0].Latency, 300)
+	})
+	// Nothing more goes out while so many wait for their receipts: those wait too.
+	t.Run("in flight", func(t *testing.T) {
+		t.Parallel()
+		s, c := quick(t, "w3")
+		s.Keys, s.Warmup, s.Time, c.InFlight = 300, 0, 300*time.Millisecond, 10
+		rep, err := RunShape(t.Context(), serve(t, &wired{b: stalls()}), s, c, nil)
+		if err != nil || rep.Publish.Messages+rep.Publish.Unsent != 300 {
+			t.Fatalf("%v: %+v", err, rep)
+		}
+		felt(t, "publish", rep.Publish.Latency, 300)
+	})
+}
+
 // A refusal that does not pass ends the run and says so.
 func TestStreamRefused(t *testing.T) {
 	w := &wired{b: newTextbook(), refuse: "7/TOO_BIG"}
@@ -86,19 +138,21 @@ func TestStreamsFindFaults(t *testing.T) {
 		"hurry":       func(v Verdict) uint64 { return v.Overlapping },
 		"alter":       func(v Verdict) uint64 { return v.Altered },
 	} {
-		w := &wired{b: newTextbook()}
-		w.b.plant, w.b.times = plant, 30
-		c := short()
-		c.Members = 1
-		c.AckDeadline = 5 * time.Second
-		rep, err := streamRun(t, c, w)
-		if err != nil {
-			t.Errorf("%s: %v", plant, err)
-			continue
-		}
-		if w.b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 {
-			t.Errorf("%s (planted: %d): %+v", plant, w.b.planted, rep.Verdict)
-		}
+		t.Run(plant, func(t *testing.T) {
+			t.Parallel()
+			w := &wired{b: newTextbook()}
+			w.b.plant, w.b.times = plant, 30
+			c := short()
+			c.Members = 1
+			c.AckDeadline = 5 * time.Second
+			rep, err := streamRun(t, c, w)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if w.b.planted == 0 || rep.Verdict.Outcome != Broken || count(rep.Verdict) == 0 {
+				t.Errorf("planted: %d: %+v", w.b.planted, rep.Verdict)
+			}
+		})
 	}
 }
 

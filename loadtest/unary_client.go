@@ -320,13 +320,16 @@ func (s *unarySession) Settle(ctx context.Context, list []Settlement) ([]check.O
 	return out, err
 }
 
-func (u *unary) CreateTopic(ctx context.Context, topic string, partitions uint32) (bool, error) {
-	_, err := ask(ctx, u, 0, callTime, u.topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: topic})
+func (u *unary) CreateTopic(ctx context.Context, topic string, partitions uint32) (uint32, error) {
+	there, err := ask(ctx, u, 0, callTime, u.topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: topic})
 	if !isReason(err, "UNKNOWN_TOPIC") {
-		return err == nil, err
+		return there.GetTopic().GetPartitions(), err
 	}
 	res, err := ask(ctx, u, u.retryFor, callTime, u.topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: topic, Partitions: partitions})
-	return res.GetExisted(), err
+	if res.GetExisted() { // somebody else was faster
+		return res.GetTopic().GetPartitions(), err
+	}
+	return 0, err
 }
 
 // route asks how keys become partitions.

@@ -86,7 +86,7 @@ func problem(reason string, passes int64) error {
 
 func (w *wired) DescribeTopic(context.Context, *strandmqv1.DescribeTopicRequest) (*strandmqv1.DescribeTopicResponse, error) {
 	if w.b.existing {
-		return &strandmqv1.DescribeTopicResponse{}, nil
+		return &strandmqv1.DescribeTopicResponse{Topic: &strandmqv1.Topic{Partitions: 1}}, nil
 	}
 	return nil, problem("UNKNOWN_TOPIC", 0)
 }

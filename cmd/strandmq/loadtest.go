@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strconv"
 	"strings"
 	"time"
 
@@ -79,29 +80,34 @@ docs/loadtest.md says what each figure means.`,
 		return a.runLoadtest(cmd, &f)
 	})
 	fl := c.Flags()
+	whole := func(name string, n *int, otherwise int, help string) {
+		*n = otherwise
+		fl.Var(&wholeFlag{n}, name, help)
+	}
+	number := func(name string, n *float64, help string) { fl.Var(&floatFlag{n}, name, help) }
 	fl.StringVar(&f.shape, "shape", "", "a limit to find instead, as fast as it goes: "+loadtest.ShapeNames())
 	fl.Var(&f.window, "window", "with --shape, the most published and not handled messages of a partition; 0 is no bound")
 	fl.Var(&f.count, "count", "with --shape w4, how many messages to publish first")
 	fl.StringVar(&f.transport, "transport", "stream", "stream, or unary: a call for each batch")
-	fl.IntVar(&f.c.InFlight, "in-flight", 512, "over streams, the most messages of a partition that wait for their receipt")
+	whole("in-flight", &f.c.InFlight, 512, "over streams, the most messages of a partition that wait for their receipt")
 	fl.BoolVar(&f.c.Messages, "messages", false, "over streams, publish readable messages instead of record batches")
 	fl.BoolVar(&f.c.Sequences, "sequences", false, "over streams, publish with a producer's sequence")
 	must(c.RegisterFlagCompletionFunc("transport", words("stream", "unary")))
 	fl.StringVar(&f.c.Topic, "topic", "", "the topic (default: a new one of a name of its own)")
 	fl.Var(&f.partitions, "partitions", "how many partitions a new topic gets")
-	fl.IntVar(&f.c.Producers, "producers", 4, "how many producers, each on a stream of its own; by unary calls, with one batch on its way at a time")
-	fl.IntVar(&f.c.Groups, "groups", 1, "how many groups, each of which gets everything; 0 only publishes")
-	fl.IntVar(&f.c.Members, "members", 4, "how many members each group has")
+	whole("producers", &f.c.Producers, 4, "how many producers, each on a stream of its own; by unary calls, with one batch on its way at a time")
+	whole("groups", &f.c.Groups, 1, "how many groups, each of which gets everything; 0 only publishes")
+	whole("members", &f.c.Members, 4, "how many members each group has")
 	fl.Var(&f.keys, "keys", "how many keys there are")
-	fl.Float64Var(&f.c.Zipf, "zipf", 0, "skew of the keys: key n is drawn in proportion to 1/n^zipf; 0 draws all alike")
+	number("zipf", &f.c.Zipf, "skew of the keys: key n is drawn in proportion to 1/n^zipf; 0 draws all alike")
 	fl.Var(&f.size, "size", fmt.Sprintf("size of each body, at least %d", loadtest.MinSize))
-	fl.IntVar(&f.c.Rate, "rate", 0, "messages a second, by schedule; 0 is as fast as possible")
-	fl.IntVar(&f.c.Batch, "batch", 100, "the most messages of one publish; with --rate, only what is due")
-	fl.IntVar(&f.c.Take, "take", 500, "the most messages that a member takes at once")
+	whole("rate", &f.c.Rate, 0, "messages a second, by schedule; 0 is as fast as possible")
+	whole("batch", &f.c.Batch, 100, "the most messages of one publish; with --rate, only what is due")
+	whole("take", &f.c.Take, 500, "the most messages that a member takes at once")
 	fl.Var(&f.warmup, "warmup", "how long it runs before the figures begin")
 	fl.Var(&f.duration, "duration", "how long it runs for the figures")
-	fl.Float64Var(&f.c.Nack, "nack", 0, "percent of deliveries that are nacked")
-	fl.Float64Var(&f.c.Lapse, "lapse", 0, "percent of deliveries that nobody settles")
+	number("nack", &f.c.Nack, "percent of deliveries that are nacked")
+	number("lapse", &f.c.Lapse, "percent of deliveries that nobody settles")
 	fl.Var(&f.crash, "crash", "every so often a member drops what it holds and comes back later; 0 is never")
 	fl.Var(&f.away, "away", "how long a crashed member is away")
 	fl.Var(&f.ackDeadline, "ack-deadline", "when an unsettled delivery lapses (default 30s, with --lapse 2s)")
@@ -111,8 +117,52 @@ docs/loadtest.md says what each figure means.`,
 	fl.Var(&f.retryFor, "retry-for", "how long to try again while the broker is away")
 	fl.Var(&f.drainFor, "drain-for", "how long nothing may move before the end is not waited for any more")
 	fl.BoolVar(&f.c.Keep, "keep", false, "leave the topic and the groups on the broker")
-	fl.Uint64Var(&f.c.Seed, "seed", 1, "of keys and failures: the same load again")
+	f.c.Seed = 1
+	fl.Var(&seedFlag{&f.c.Seed}, "seed", "of keys and failures: the same load again")
 	return c
+}
+
+// wholeFlag is a whole number; what it may be is the load's to say, which says
+// all faults at once.
+type wholeFlag struct{ n *int }
+
+func (f *wholeFlag) String() string { return fmt.Sprint(*f.n) }
+func (f *wholeFlag) Type() string   { return "number" }
+func (f *wholeFlag) Set(s string) error {
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		return usagef("a whole number is wanted")
+	}
+	*f.n = n
+	return nil
+}
+
+// floatFlag is a number; the rest as for wholeFlag.
+type floatFlag struct{ n *float64 }
+
+func (f *floatFlag) String() string { return fmt.Sprint(*f.n) }
+func (f *floatFlag) Type() string   { return "number" }
+func (f *floatFlag) Set(s string) error {
+	n, err := strconv.ParseFloat(s, 64)
+	if err != nil {
+		return usagef("a number such as 2 or 0.5 is wanted")
+	}
+	*f.n = n
+	return nil
+}
+
+// seedFlag is any number.
+type seedFlag struct{ n *uint64 }
+
+func (f *seedFlag) String() string { return fmt.Sprint(*f.n) }
+func (f *seedFlag) Type() string   { return "number" }
+func (f *seedFlag) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil {
+		return usagef("a whole number from 0 is wanted")
+	}
+	*f.n = n
+	return nil
 }
 
 func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
@@ -319,7 +369,11 @@ func (a *app) loadNotes(rep *loadtest.Report, kept bool) {
 		a.talk("The groups were through %s after the last receipt.", ms(rep.Drain))
 	}
 	if p.Unsent > 0 {
-		a.talk("%s messages were due and never sent: the rate was too high. They are in the publish latencies with the time that they had waited.", quantity.Count(p.Unsent))
+		why := ": the rate was too high"
+		if rep.Interrupted {
+			why = " when the run was cut short"
+		}
+		a.talk("%s messages were due and never sent%s. They are in the publish latencies with the time that they had waited.", quantity.Count(p.Unsent), why)
 	}
 	if p.Duplicates > 0 {
 		a.talk("%s receipts were lost on their way; the messages were sent again and recognised.", quantity.Count(p.Duplicates))
@@ -328,7 +382,7 @@ func (a *app) loadNotes(rep *loadtest.Report, kept bool) {
 		a.talk("%s messages have no receipt, and nobody knows whether they were stored.", quantity.Count(p.Unknown))
 	}
 	if rep.Interrupted {
-		a.talk("The run was interrupted; the figures are of the part before.")
+		a.talk("The run was cut short; the figures are of the part before.")
 	}
 	for _, text := range rep.Verdict.Examples {
 		a.talk("VIOLATION %s", text)
