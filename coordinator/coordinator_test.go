@@ -158,7 +158,7 @@ func TestHeartbeatsAreThinned(t *testing.T) {
 	before := h.posts
 	for range 100_000 / 10 {
 		h.pass(10)
-		if _, err := c.Heartbeat(g.ID, "a", j.Member.Session); err != nil {
+		if _, err := c.Heartbeat(context.Background(), g.ID, "a", j.Member.Session); err != nil {
 			t.Fatalf("after %d posts: %v", h.posts-before, err)
 		}
 	}
@@ -175,12 +175,12 @@ func TestHeartbeatsAreThinned(t *testing.T) {
 	// A last sign that was not passed on counts in full.
 	last := h.now
 	h.pass(c.app.cfg.SessionTimeout - 1)
-	if _, err := c.Heartbeat(g.ID, "a", j.Member.Session); err != nil {
+	if _, err := c.Heartbeat(context.Background(), g.ID, "a", j.Member.Session); err != nil {
 		t.Errorf("%d ms after the last sign: %v", h.now-last, err)
 	}
 	h.pass(2 * c.app.cfg.SessionTimeout)
 	var ended *ErrSessionEnded
-	if _, err := c.Heartbeat(g.ID, "a", j.Member.Session); !errors.As(err, &ended) {
+	if _, err := c.Heartbeat(context.Background(), g.ID, "a", j.Member.Session); !errors.As(err, &ended) {
 		t.Errorf("after two timeouts of silence: %v", err)
 	}
 }
@@ -289,7 +289,7 @@ func TestConcurrentReaders(t *testing.T) {
 					t.Error(err)
 					return
 				}
-				if _, err := c.Heartbeat(g.ID, name, j.Member.Session); err != nil {
+				if _, err := c.Heartbeat(context.Background(), g.ID, name, j.Member.Session); err != nil {
 					t.Error(err)
 				}
 				if err := c.Leave(ctx, g.ID, name, j.Member.Session); err != nil {

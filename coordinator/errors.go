@@ -111,7 +111,7 @@ func (e *ErrSessionEnded) Error() string {
 	if e.Now != 0 {
 		return fmt.Sprintf("session %d of member %s has ended, since the member joined again; if that was another process, give each a member name of its own", e.Session, plain.Quote(e.Member))
 	}
-	return fmt.Sprintf("session %d of member %s has ended: it left, or was not heard of in time; join again", e.Session, plain.Quote(e.Member))
+	return fmt.Sprintf("session %d of member %s has ended: it left, or was not heard of for too long; join again", e.Session, plain.Quote(e.Member))
 }
 
 // ErrNoSession is a number that never was a session of the member.

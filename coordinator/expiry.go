@@ -34,7 +34,8 @@ func newExpiry(timeout partition.Millis) *expiry {
 // turn's time, which comes right after.
 func (e *expiry) hear(session uint64) { e.fresh = append(e.fresh, session) }
 
-// turn returns the sessions that were silent for the timeout, and when it wants
+// turn returns the sessions that were silent for the timeout, and those that are
+// away and hold nothing any more, and when it wants
 // its next turn at the latest (0: not before something is heard).
 func (e *expiry) turn(now partition.Millis, m *Map) (silent []*storagev1.SessionRef, wake partition.Millis) {
 	gap := now - e.last
@@ -65,19 +66,26 @@ func (e *expiry) turn(now partition.Millis, m *Map) (silent []*storagev1.Session
 func (e *expiry) look(now partition.Millis, m *Map) (silent []*storagev1.SessionRef) {
 	seen := make(map[uint64]partition.Millis, m.sessions)
 	e.next = 0
-	for s := range m.Sessions() {
-		at, ok := e.seen[s.Number]
-		if !ok {
-			at = now
-		}
-		seen[s.Number] = at
-		end := at + e.timeout
-		if end <= now {
-			silent = append(silent, &storagev1.SessionRef{GroupId: uint64(s.Group), Member: s.Member, Session: s.Number})
-			end = now + again
-		}
-		if e.next == 0 || end < e.next {
-			e.next = end
+	for g := range m.Groups() {
+		for _, mb := range g.Members {
+			at, ok := e.seen[mb.Session]
+			if !ok {
+				at = now
+			}
+			seen[mb.Session] = at
+			end := at + e.timeout
+			if mb.Away {
+				// By then all that it held has lapsed: it was given nothing since
+				// it fell silent, and nothing is held for longer.
+				end += partition.Millis(g.Policy.GetMaxHoldMs())
+			}
+			if end <= now {
+				silent = append(silent, &storagev1.SessionRef{GroupId: uint64(g.ID), Member: mb.Name, Session: mb.Session, Away: mb.Away})
+				end = now + again
+			}
+			if e.next == 0 || end < e.next {
+				e.next = end
+			}
 		}
 	}
 	e.seen = seen

@@ -169,7 +169,14 @@ func dump(m *Map) string {
 			}
 			fmt.Fprintf(&b, "  %v %s %v: revision %d, logged %d, generation %d, attempts %s, paused %v, created %d\n", g.ID, g.Name, g.Phase, g.Revision, g.Logged, g.Generation, attempts, g.Paused, g.Created)
 			for _, mb := range g.Members {
-				fmt.Fprintf(&b, "    %s session %d since %d: %v\n", mb.Name, mb.Session, mb.Joined, mb.Shares)
+				kind := ""
+				if mb.Stream {
+					kind = " by stream"
+				}
+				if mb.Away {
+					kind += " away"
+				}
+				fmt.Fprintf(&b, "    %s session %d%s since %d: %v\n", mb.Name, mb.Session, kind, mb.Joined, mb.Shares)
 			}
 		}
 	}

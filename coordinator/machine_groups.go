@@ -174,15 +174,34 @@ func (mc *machine) join(c *storagev1.Join) *result {
 	if err := names.Member(c.Member); err != nil {
 		return refuse(err)
 	}
+	if c.Session != 0 {
+		if _, err := g.Session(c.Member, c.Session); err != nil {
+			return refuse(err)
+		}
+	}
 	old, ok := g.Member(c.Member)
 	switch {
-	case ok && c.Keep:
+	case ok && c.Keep && !old.Away:
 		return &result{topic: mc.topicOf(g), group: g, member: old, existed: true}
-	case !ok && len(g.Members) >= mc.limits.members:
-		return refuse(&ErrLimit{"members of a group", mc.limits.members})
+	case ok && c.Keep:
+		back, next := *old, *g
+		back.Away = false
+		mc.setMembers(&next, with(g.Members, &back, memberName))
+		r := &result{topic: mc.topicOf(&next), group: &next}
+		r.member, _ = next.Member(c.Member)
+		return r
+	}
+	members := g.Members
+	if !ok && len(members) >= mc.limits.members {
+		// Who is away takes no place from who comes: the one longest there goes.
+		gone := longestAway(members)
+		if gone == nil {
+			return refuse(&ErrLimit{"members of a group", mc.limits.members})
+		}
+		members = without(members, gone.Name, memberName)
 	}
 	// A member that comes back under its name finds its shares as they were.
-	mb := &Member{Name: c.Member, Session: mc.next.session, Joined: mc.clock}
+	mb := &Member{Name: c.Member, Session: mc.next.session, Joined: mc.clock, Stream: c.Stream}
 	mc.next.session++
 	mc.edit().lastSession = mb.Session
 	r := &result{}
@@ -191,7 +210,7 @@ func (mc *machine) join(c *storagev1.Join) *result {
 		r.replaced = old.Session
 	}
 	next := *g
-	mc.setMembers(&next, with(g.Members, mb, memberName))
+	mc.setMembers(&next, with(members, mb, memberName))
 	r.topic, r.group = mc.topicOf(&next), &next
 	r.member, _ = next.Member(c.Member)
 	return r
@@ -210,11 +229,27 @@ func (mc *machine) leave(c *storagev1.Leave) *result {
 	return &result{group: &next}
 }
 
-// expire ends each named session that still is its member's. Silence is all
+// longestAway is, of the members that are away, the one with the oldest session;
+// nil if none is away.
+func longestAway(members []*Member) (oldest *Member) {
+	for _, m := range members {
+		if m.Away && (oldest == nil || m.Session < oldest.Session) {
+			oldest = m
+		}
+	}
+	return oldest
+}
+
+// expire is about each named session that still is its member's. Silence is all
 // that the proposer knew, and it may be old: the member may have joined again,
 // left, or lost its group since.
+//
+// A session of a stream ends. Without a stream silence says little: whoever works
+// by hand, or for long, has the deadlines of its deliveries and nothing else. So
+// its shares go to others, since what is new should not wait for it, and the
+// session stays, without shares, until it is named again.
 func (mc *machine) expire(c *storagev1.Expire) *result {
-	ended := make(map[GroupID][]string)
+	silent := make(map[GroupID][]string)
 	var order []GroupID // the order of the command, the same everywhere
 	for _, s := range c.GetSessions() {
 		id := GroupID(s.GetGroupId())
@@ -222,19 +257,27 @@ func (mc *machine) expire(c *storagev1.Expire) *result {
 		if !ok {
 			continue
 		}
-		if _, err := g.Session(s.GetMember(), s.GetSession()); err != nil {
+		if m, err := g.Session(s.GetMember(), s.GetSession()); err != nil || m.Away != s.GetAway() {
 			continue
 		}
-		if ended[id] == nil {
+		if silent[id] == nil {
 			order = append(order, id)
 		}
-		ended[id] = append(ended[id], s.Member)
+		if !slices.Contains(silent[id], s.Member) {
+			silent[id] = append(silent[id], s.Member)
+		}
 	}
 	for _, id := range order {
 		g, _ := mc.m.GroupByID(id)
 		members := g.Members
-		for _, name := range ended[id] {
-			members = without(members, name, memberName)
+		for _, name := range silent[id] {
+			if m, _ := g.Member(name); m.Stream || m.Away {
+				members = without(members, name, memberName)
+			} else {
+				away := *m
+				away.Away = true
+				members = with(members, &away, memberName)
+			}
 		}
 		next := *g
 		mc.setMembers(&next, members)
@@ -246,19 +289,26 @@ func (mc *machine) expire(c *storagev1.Expire) *result {
 // partitions anew, and puts the group into the map.
 func (mc *machine) setMembers(g *Group, members []*Member) {
 	before := g.Members
-	held := make([][]Share, len(members))
+	g.Members = slices.Clone(members)
+	var held [][]Share
+	var present []int // who is there, by place; who is away gets nothing
 	for i, m := range members {
-		held[i] = m.Shares
-	}
-	g.Members = make([]*Member, len(members))
-	for i, shares := range assign(len(mc.topicOf(g).Partitions), held) {
-		m := members[i]
-		if !slices.Equal(m.Shares, shares) {
+		if m.Away && len(m.Shares) > 0 {
 			next := *m
-			next.Shares = shares
-			m = &next
+			next.Shares = nil
+			g.Members[i] = &next
 		}
-		g.Members[i] = m
+		if !m.Away {
+			held, present = append(held, m.Shares), append(present, i)
+		}
+	}
+	for i, shares := range assign(len(mc.topicOf(g).Partitions), held) {
+		m := &g.Members[present[i]]
+		if !slices.Equal((*m).Shares, shares) {
+			next := **m
+			next.Shares = shares
+			*m = &next
+		}
 	}
 	for _, m := range before {
 		if now, ok := g.Member(m.Name); !ok || now != m {

@@ -194,7 +194,11 @@ func sound(mc *machine) error {
 			}
 			c := crew{}
 			for _, mb := range g.Members {
-				c[mb.Name] = mb.Shares
+				if !mb.Away {
+					c[mb.Name] = mb.Shares
+				} else if len(mb.Shares) > 0 {
+					return fmt.Errorf("group %s: %s is away and has shares", g.Name, mb.Name)
+				}
 			}
 			if err := covers(len(t.Partitions), c); err != nil {
 				return fmt.Errorf("group %s: %w", g.Name, err)
@@ -308,8 +312,62 @@ func TestExpiryIsCheckedAtApply(t *testing.T) {
 		{GroupId: 7, Member: "x", Session: now},
 	}}}})
 	g, _ := mc.m.GroupByID(1)
-	if len(g.Members) != 1 || g.Members[0].Session != now || len(g.Members[0].Shares) != 2 {
+	x, _ := g.Member("x")
+	y, _ := g.Member("y")
+	if len(g.Members) != 2 || x.Session != now || x.Away || len(x.Shares) != 2 || y.Session != other || !y.Away || len(y.Shares) != 0 {
 		t.Errorf("left are %s", dump(mc.m))
+	}
+	expire := func(refs ...*storagev1.SessionRef) {
+		must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Expire{Expire: &storagev1.Expire{Sessions: refs}}})
+		g, _ = mc.m.GroupByID(1)
+	}
+	// Named twice it is one silence, not two, in one entry or in several.
+	for range 2 {
+		expire(&storagev1.SessionRef{GroupId: 1, Member: "x", Session: now}, &storagev1.SessionRef{GroupId: 1, Member: "x", Session: now})
+		if len(g.Members) != 2 {
+			t.Errorf("left are %s", dump(mc.m))
+		}
+	}
+	// Who came back since is not meant any more.
+	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Join{Join: &storagev1.Join{GroupId: 1, Member: "x", Keep: true, Session: now}}})
+	expire(&storagev1.SessionRef{GroupId: 1, Member: "x", Session: now, Away: true})
+	if x, _ := g.Member("x"); x == nil || x.Away {
+		t.Errorf("left are %s", dump(mc.m))
+	}
+	expire(&storagev1.SessionRef{GroupId: 1, Member: "x", Session: now})
+	// Each is away and is named as such: it goes.
+	expire(&storagev1.SessionRef{GroupId: 1, Member: "x", Session: now, Away: true}, &storagev1.SessionRef{GroupId: 1, Member: "y", Session: other, Away: true})
+	if len(g.Members) != 0 {
+		t.Errorf("left are %s", dump(mc.m))
+	}
+}
+
+// Members that are away do not keep others out of a full group: the one with the
+// oldest session makes room. Those that are there do.
+func TestAwayMakesRoom(t *testing.T) {
+	mc := newMachine()
+	mc.limits.members = 2
+	must(t, mc, createTopic("a", 2))
+	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishTopic{FinishTopic: &storagev1.FinishTopic{TopicId: 1}}})
+	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: 1, Name: "g"}}})
+	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishGroup{FinishGroup: &storagev1.FinishGroup{GroupId: 1, Revision: 1}}})
+	y := must(t, mc, join(1, "y")).member.Session
+	x := must(t, mc, join(1, "x")).member.Session
+	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Expire{Expire: &storagev1.Expire{Sessions: []*storagev1.SessionRef{
+		{GroupId: 1, Member: "x", Session: x}, {GroupId: 1, Member: "y", Session: y},
+	}}}})
+	for i, left := range []string{"x z", "w z", "w z"} {
+		r := must(t, mc, join(1, []string{"z", "w", "v"}[i]))
+		if full := i == 2; (r.err != nil) != full {
+			t.Errorf("join %d: %v", i, r.err)
+		}
+		g, _ := mc.m.GroupByID(1)
+		if got := g.Members[0].Name + " " + g.Members[1].Name; len(g.Members) != 2 || got != left {
+			t.Errorf("left are %s, want %s", dump(mc.m), left)
+		}
+		if err := sound(mc); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -119,6 +119,8 @@ type Member struct {
 	Name    string
 	Session uint64 // never used again, greater than all earlier ones
 	Joined  partition.Millis
+	Stream  bool    // the session lives by a stream
+	Away    bool    // silent for the timeout: no shares, but what it holds is its own
 	Shares  []Share // by partition
 }
 

@@ -22,7 +22,7 @@ import (
 //	create-group T G [attempts=N]  finish-group T G [revision=N]
 //	alter-group T G attempts=N     pause T G    resume T G
 //	delete-group T G [confirm=G]   remove-group T G
-//	join T G M   open T G M   heartbeat T G M session=N   leave T G M session=N
+//	join T G M   join-stream T G M   open T G M   heartbeat T G M session=N   leave T G M session=N
 //	pass MS             time goes by, with the turns that the leader asks for
 //	jump MS             time goes by without any turn
 //	lead                another leader takes over, which heard of nobody
@@ -125,6 +125,7 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 	if n := num("attempts"); n != nil {
 		policy.MaxAttempts = proto.Uint32(uint32(*n))
 	}
+	policy.MaxHoldMs = num("max-hold")
 
 	switch d.Cmd {
 	case "bootstrap":
@@ -183,10 +184,12 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 		return "", s.c.RemoveGroup(ctx, group().ID)
 	case "join":
 		return joined(s.c.Join(ctx, arg(0), arg(1), arg(2)))
+	case "join-stream":
+		return joined(s.c.JoinStream(ctx, arg(0), arg(1), arg(2)))
 	case "open":
 		return joined(s.c.Open(ctx, arg(0), arg(1), arg(2)))
 	case "heartbeat":
-		m, err := s.c.Heartbeat(group().ID, arg(2), uint64(or0(num("session"))))
+		m, err := s.c.Heartbeat(context.Background(), group().ID, arg(2), uint64(or0(num("session"))))
 		if err != nil {
 			return "", err
 		}

@@ -23,22 +23,29 @@ type Joined struct {
 // its number is in the answer, and its deliveries should be made to lapse.
 // Errors: *names.Error, *ErrNotFound, *ErrBusy, *ErrLimit.
 func (c *Coordinator) Join(ctx context.Context, topic, group, member string) (Joined, error) {
-	return c.join(ctx, topic, group, member, false)
+	return c.join(ctx, topic, group, member, &storagev1.Join{})
+}
+
+// JoinStream is Join for a session that lives by a stream: once it falls silent
+// it ends, with all that it holds.
+func (c *Coordinator) JoinStream(ctx context.Context, topic, group, member string) (Joined, error) {
+	return c.join(ctx, topic, group, member, &storagev1.Join{Stream: true})
 }
 
 // Open is Join for callers that do not care for sessions: it answers the
-// member's open session where there is one.
+// member's open session where there is one, and brings the member back if it was
+// away.
 func (c *Coordinator) Open(ctx context.Context, topic, group, member string) (Joined, error) {
 	if t, g, err := c.View().Group(topic, group); err == nil {
-		if m, ok := g.Member(member); ok {
+		if m, ok := g.Member(member); ok && !m.Away {
 			c.hear(m.Session)
 			return Joined{Topic: t, Group: g, Member: m}, nil
 		}
 	}
-	return c.join(ctx, topic, group, member, true)
+	return c.join(ctx, topic, group, member, &storagev1.Join{Keep: true})
 }
 
-func (c *Coordinator) join(ctx context.Context, topic, group, member string, keep bool) (Joined, error) {
+func (c *Coordinator) join(ctx context.Context, topic, group, member string, cmd *storagev1.Join) (Joined, error) {
 	if err := names.Member(member); err != nil {
 		return Joined{}, err
 	}
@@ -46,9 +53,8 @@ func (c *Coordinator) join(ctx context.Context, topic, group, member string, kee
 	if err != nil {
 		return Joined{}, err
 	}
-	r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Join{Join: &storagev1.Join{
-		GroupId: uint64(g.ID), Member: member, Keep: keep,
-	}}})
+	cmd.GroupId, cmd.Member = uint64(g.ID), member
+	r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Join{Join: cmd}})
 	if err != nil {
 		return Joined{}, err
 	}
@@ -57,12 +63,22 @@ func (c *Coordinator) join(ctx context.Context, topic, group, member string, kee
 }
 
 // Heartbeat keeps a session alive and returns its member as it is now. It costs
-// next to nothing: of many calls only a few reach the log's leader. Errors:
-// *ErrNotFound, *ErrSessionEnded, *ErrNoSession.
-func (c *Coordinator) Heartbeat(group GroupID, member string, session uint64) (*Member, error) {
+// next to nothing: of many calls only a few reach the log's leader. A member that
+// was away comes back by it, which is an entry of the log. Errors: *ErrNotFound,
+// *ErrSessionEnded, *ErrNoSession, *ErrBusy.
+func (c *Coordinator) Heartbeat(ctx context.Context, group GroupID, member string, session uint64) (*Member, error) {
 	m, err := c.View().SessionOf(group, member, session)
 	if err != nil {
 		return nil, err
+	}
+	if m.Away {
+		r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Join{Join: &storagev1.Join{
+			GroupId: uint64(group), Member: member, Keep: true, Session: session,
+		}}})
+		if err != nil {
+			return nil, err
+		}
+		m = r.member
 	}
 	c.hear(session)
 	return m, nil

@@ -55,8 +55,8 @@ its delivery is extended; it is killed when the broker no longer allows that.
 
 With --ack=none nothing is settled. When the command ends, the messages are given
 back and no attempt is charged: a look at what comes next. With --member as well,
-the member keeps them until their deadline: the same command shows the same
-deliveries again, with tokens that the API can settle.
+the member keeps them until their deadline (the group's --ack-deadline): the same
+command shows the same deliveries again, with tokens that the API can settle.
 
 With --output json, one line is printed for each delivery, as the API has it; with
 --exec it is {"outcome", "reason", "delivery"}, and the command's own output goes

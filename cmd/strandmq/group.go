@@ -337,7 +337,11 @@ func (a *app) groupDescription(res *strandmqv1.DescribeGroupResponse) error {
 	fmt.Fprintln(a.out)
 	members := table.Table{Head: []string{"MEMBER", "PARTITIONS", "IN FLIGHT", "JOINED", "LAST SEEN"}, Right: []int{2}}
 	for _, m := range res.GetMembers() {
-		members.Add(m.GetName(), sharesText(m.GetAssignment()), m.GetInFlight(), stamp(m.GetJoined()), stamp(m.GetLastSeen()))
+		partitions := sharesText(m.GetAssignment())
+		if m.GetAway() {
+			partitions = "away"
+		}
+		members.Add(m.GetName(), partitions, m.GetInFlight(), stamp(m.GetJoined()), stamp(m.GetLastSeen()))
 	}
 	if len(members.Rows) == 0 {
 		fmt.Fprintln(a.out, "members: none")

@@ -66,7 +66,7 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 	fl.StringVar(&f.data, "data", env("STRANDMQ_DATA", defaultData), "the data folder; made if it does not exist")
 	fl.StringVar(&f.listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")
 	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")
-	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long is gone")
+	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long loses its partitions, and with a stream its session")
 	fl.Var(&f.reserve, "disk-reserve", "publishes are refused while the disk has less free (on a disk below 2 GiB an eighth of it); 0: a full disk stops the broker")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")

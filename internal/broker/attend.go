@@ -102,7 +102,7 @@ func (b *Broker) newAttendant(ctx context.Context, who memberOf) (*attendant, er
 	if err != nil {
 		return nil, err
 	}
-	j, err := b.join(ctx, t.Name, g.Name, who.member)
+	j, err := b.join(ctx, b.coord.JoinStream, t.Name, g.Name, who.member)
 	if err != nil {
 		return nil, err
 	}
@@ -119,9 +119,10 @@ func (b *Broker) newAttendant(ctx context.Context, who memberOf) (*attendant, er
 	return a, nil
 }
 
-// join opens a session and ends an earlier one of the same member.
-func (b *Broker) join(ctx context.Context, topic, group, member string) (coordinator.Joined, error) {
-	j, err := b.coord.Join(ctx, topic, group, member)
+// join opens a session, by Join or JoinStream, and ends an earlier one of the same
+// member.
+func (b *Broker) join(ctx context.Context, open func(ctx context.Context, topic, group, member string) (coordinator.Joined, error), topic, group, member string) (coordinator.Joined, error) {
+	j, err := open(ctx, topic, group, member)
 	if err == nil && j.Replaced != 0 {
 		// The watcher would do this too; the answer means that it is done.
 		b.sessionEnded(ctx, j.Topic, consumer.GroupID(j.Group.ID), j.Member.Name, j.Replaced)
@@ -247,7 +248,7 @@ func (a *attendant) deliver(ctx context.Context) ending {
 				shares, out.assignment = now, assignmentOf(now)
 			}
 		case <-beat.C:
-			if _, err := a.b.coord.Heartbeat(coordinator.GroupID(a.group), a.member, a.session); err != nil {
+			if _, err := a.b.coord.Heartbeat(ctx, coordinator.GroupID(a.group), a.member, a.session); err != nil {
 				return a.ended(err)
 			}
 			if a.window != nil {

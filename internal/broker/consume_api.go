@@ -34,7 +34,7 @@ func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*str
 	if _, _, err := a.b.ensureGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetCreateGroup()); err != nil {
 		return nil, err
 	}
-	j, err := a.b.join(ctx, req.GetTopic(), req.GetGroup(), req.GetMember())
+	j, err := a.b.join(ctx, a.b.coord.Join, req.GetTopic(), req.GetGroup(), req.GetMember())
 	if err != nil {
 		return nil, err
 	}
@@ -46,7 +46,7 @@ func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*str
 }
 
 // Heartbeat keeps a session alive.
-func (a consumeAPI) Heartbeat(_ context.Context, req *strandmqv1.HeartbeatRequest) (*strandmqv1.HeartbeatResponse, error) {
+func (a consumeAPI) Heartbeat(ctx context.Context, req *strandmqv1.HeartbeatRequest) (*strandmqv1.HeartbeatResponse, error) {
 	_, g, err := a.b.group(req.GetTopic(), req.GetGroup())
 	if err != nil {
 		return nil, err
@@ -58,7 +58,7 @@ func (a consumeAPI) Heartbeat(_ context.Context, req *strandmqv1.HeartbeatReques
 	if err != nil {
 		return nil, err
 	}
-	m, err := a.b.coord.Heartbeat(g.ID, req.GetMember(), session)
+	m, err := a.b.coord.Heartbeat(ctx, g.ID, req.GetMember(), session)
 	if err != nil {
 		return nil, err
 	}
@@ -131,7 +131,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 		if session, err = parseSession(g.ID, req.GetMember(), req.GetSession()); err != nil {
 			return nil, err
 		}
-		if _, err := b.coord.Heartbeat(g.ID, req.GetMember(), session); err != nil {
+		if _, err := b.coord.Heartbeat(ctx, g.ID, req.GetMember(), session); err != nil {
 			return nil, err
 		}
 	}
@@ -210,7 +210,7 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 	case n > maxSettlements:
 		return nil, refuse("BATCH_TOO_LARGE", "settlements", "the call has %d settlements: send 1 to %d", n, maxSettlements)
 	}
-	if err := a.alive(g, req); err != nil {
+	if err := a.alive(ctx, g, req); err != nil {
 		return nil, err
 	}
 	res := &strandmqv1.SettleResponse{Results: make([]*strandmqv1.SettleResult, len(req.GetSettlements()))}
@@ -247,7 +247,7 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 
 // alive checks member and session of a Settle, where they are named, and takes
 // the call as a sign of life.
-func (a consumeAPI) alive(g *coordinator.Group, req *strandmqv1.SettleRequest) error {
+func (a consumeAPI) alive(ctx context.Context, g *coordinator.Group, req *strandmqv1.SettleRequest) error {
 	if req.GetMember() == "" && req.GetSession() == "" {
 		return nil // tokens say enough
 	}
@@ -256,7 +256,7 @@ func (a consumeAPI) alive(g *coordinator.Group, req *strandmqv1.SettleRequest) e
 	}
 	if req.GetSession() == "" {
 		if m, ok := g.Member(req.GetMember()); ok {
-			_, _ = a.b.coord.Heartbeat(g.ID, m.Name, m.Session) // it may just have ended
+			_, _ = a.b.coord.Heartbeat(ctx, g.ID, m.Name, m.Session) // it may just have ended
 		}
 		return nil
 	}
@@ -264,7 +264,7 @@ func (a consumeAPI) alive(g *coordinator.Group, req *strandmqv1.SettleRequest) e
 	if err != nil {
 		return err
 	}
-	_, err = a.b.coord.Heartbeat(g.ID, req.GetMember(), session)
+	_, err = a.b.coord.Heartbeat(ctx, g.ID, req.GetMember(), session)
 	return err
 }
 

@@ -409,25 +409,134 @@ func TestSessions(t *testing.T) {
 	}
 }
 
-// A session that says nothing ends, and what it held comes to others.
+// A member without a stream that says nothing for the session timeout loses its
+// partitions, and nothing that it holds: a deadline that was told is kept. Any
+// call brings it back, with the same session and the same deliveries.
 func TestSessionTimeout(t *testing.T) {
+	dir := t.TempDir()
+	change := func(c *Config) { c.SessionTimeout = time.Second }
+	b := start(t, dir, change)
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 1)
+	a.group(t, "t", "g", &strandmqv1.GroupPolicy{BackoffMs: proto.Int64(1)})
+	a.store(t, "t", msg("k", "1"), msg("k", "2"), msg("l", "1"), msg("m", "1"))
+	first := a.receive(t, "t", "g", "slow", 2)
+	if len(first) != 2 || first[0].GetMessage().GetKey() != "k" || first[1].GetMessage().GetKey() != "l" {
+		t.Fatalf("got %v, want the first of k and the one of l", first)
+	}
+	away := func() *strandmqv1.Member {
+		for _, m := range a.describe(t, "t", "g").GetMembers() {
+			if m.GetName() == "slow" && m.GetAway() {
+				return m
+			}
+		}
+		return nil
+	}
+	// The other member waits longer than a session lasts, and its waiting keeps
+	// it alive. What is new comes to it at once, what is held does not.
+	d := a.one(t, "t", "g", "quick")
+	if d.GetMessage().GetKey() != "m" {
+		t.Fatalf("got %v, want m", d)
+	}
+	a.done(t, "t", "g", d, ack, "")
+	waitFor(t, func() bool { return away() != nil })
+	if m := away(); m.GetInFlight() != 2 || len(m.GetAssignment()) != 0 {
+		t.Fatalf("away: %v, want no partitions and 2 in flight", m)
+	}
+	a.none(t, "t", "g", "quick")
+
+	// A restart in between changes nothing.
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	b = start(t, dir, change)
+	a = newAPI(t, b.URL())
+	if m := away(); m.GetInFlight() != 2 {
+		t.Fatalf("after a restart: %v", m)
+	}
+	// The token alone says enough.
+	a.done(t, "t", "g", first[1], ack, "")
+	// Asking again, without a session as a shell script does, shows what is held.
+	again := a.receive(t, "t", "g", "slow", 2)
+	if len(again) != 1 || again[0].GetToken() != first[0].GetToken() || again[0].GetAttempt() != 1 {
+		t.Fatalf("came back to %v, want %v again", again, first[0])
+	}
+	if away() != nil {
+		t.Fatal("it asked, and is away")
+	}
+	a.done(t, "t", "g", again[0], nack, "card declined")
+	if d := a.one(t, "t", "g", "slow"); d.GetAttempt() != 2 {
+		t.Fatalf("got %v, want attempt 2", d)
+	}
+}
+
+// Each call with a session brings its member back, and a new session of the name
+// ends it, charged, away or not.
+func TestBackFromAway(t *testing.T) {
 	b := start(t, t.TempDir(), func(c *Config) { c.SessionTimeout = time.Second })
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)
 	a.group(t, "t", "g", &strandmqv1.GroupPolicy{BackoffMs: proto.Int64(1)})
+	join := func(member string) string {
+		res, err := a.consume.Join(ctx(t), &strandmqv1.JoinRequest{Topic: "t", Group: "g", Member: member})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.GetSession()
+	}
+	isAway := func(member string) bool {
+		for _, m := range a.describe(t, "t", "g").GetMembers() {
+			if m.GetName() == member {
+				return m.GetAway()
+			}
+		}
+		return false
+	}
+	calls := map[string]func(member, session string) error{
+		"heartbeat": func(m, s string) error {
+			res, err := a.consume.Heartbeat(ctx(t), &strandmqv1.HeartbeatRequest{Topic: "t", Group: "g", Member: m, Session: s})
+			if err == nil && len(res.GetAssignment()) == 0 {
+				t.Error("a heartbeat brought it back without partitions")
+			}
+			return err
+		},
+		"receive": func(m, s string) error {
+			_, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: m, Session: s})
+			return err
+		},
+		"settle": func(m, s string) error {
+			_, err := a.consume.Settle(ctx(t), &strandmqv1.SettleRequest{Topic: "t", Group: "g", Member: m, Session: s, Settlements: []*strandmqv1.Settlement{{Token: "none", Action: ack}}})
+			return err
+		},
+		"settle by name": func(m, _ string) error {
+			_, err := a.consume.Settle(ctx(t), &strandmqv1.SettleRequest{Topic: "t", Group: "g", Member: m, Settlements: []*strandmqv1.Settlement{{Token: "none", Action: ack}}})
+			return err
+		},
+	}
+	sessions := map[string]string{}
+	for name := range calls {
+		sessions[name] = join(strings.ReplaceAll(name, " ", "-"))
+	}
+	for name, call := range calls {
+		member := strings.ReplaceAll(name, " ", "-")
+		waitFor(t, func() bool { return isAway(member) })
+		if err := call(member, sessions[name]); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if isAway(member) {
+			t.Errorf("%s did not bring it back", name)
+		}
+	}
 	a.store(t, "t", msg("k", "x"))
-	if d := a.one(t, "t", "g", "gone"); d.GetAttempt() != 1 {
-		t.Fatalf("got %v", d)
+	held := a.one(t, "t", "g", "heartbeat")
+	waitFor(t, func() bool { return isAway("heartbeat") })
+	join("heartbeat") // started again
+	if p := a.settle(t, "t", "g", held.GetToken(), ack, "").GetProblem(); p.GetReason() != "STALE_DELIVERY" {
+		t.Errorf("after a new session of the name: %v", p)
 	}
-	// The ack deadline is 30 s; the session's end is what frees it. The other
-	// member waits longer than a session lasts, and its waiting keeps it alive.
-	if d := a.one(t, "t", "g", "stays"); d.GetAttempt() != 2 {
-		t.Fatalf("got %v, want attempt 2", d)
+	if d := a.one(t, "t", "g", "heartbeat"); d.GetAttempt() != 2 {
+		t.Errorf("got %v, want attempt 2", d)
 	}
-	waitFor(t, func() bool {
-		m := a.describe(t, "t", "g").GetMembers()
-		return len(m) == 1 && m[0].GetName() == "stays"
-	})
 }
 
 // A caller that hangs up while it waits is noticed at once, over HTTP/1.1 and

@@ -84,7 +84,7 @@ func (b *Broker) attend(ctx context.Context, interrupt context.CancelFunc, g *co
 			interrupt()
 			return
 		case <-beat.C:
-			if _, err := b.coord.Heartbeat(g.ID, req.Member, req.Session); err != nil {
+			if _, err := b.coord.Heartbeat(ctx, g.ID, req.Member, req.Session); err != nil {
 				interrupt()
 				return
 			}

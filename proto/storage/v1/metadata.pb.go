@@ -1082,8 +1082,13 @@ type Join struct {
 	GroupId uint64 `protobuf:"varint,1,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
 	// The member's name.
 	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
-	// Answer the member's open session where there is one, instead of a new one.
-	Keep          bool `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
+	// Answer the member's open session where there is one, instead of a new one. A
+	// member that was away gets shares again.
+	Keep bool `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
+	// The session lives by a stream, and ends with it.
+	Stream bool `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
+	// Not 0, with keep: only this session, and otherwise none.
+	Session       uint64 `protobuf:"varint,5,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1137,6 +1142,20 @@ func (x *Join) GetKeep() bool {
 		return x.Keep
 	}
 	return false
+}
+
+func (x *Join) GetStream() bool {
+	if x != nil {
+		return x.Stream
+	}
+	return false
+}
+
+func (x *Join) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
 }
 
 // Leave closes a session. A session that is not the member's present one
@@ -1204,8 +1223,10 @@ func (x *Leave) GetSession() uint64 {
 	return 0
 }
 
-// Expire closes sessions that the leader did not hear of for the timeout. Each
-// is checked when applied: a member that has another session by then keeps it.
+// Expire names sessions that the leader did not hear of for the timeout. One that
+// lived by a stream, or whose member is away, closes; the member of another goes
+// away: its shares go to others and its session stays. Each is checked when
+// applied: a member that has another session by then, or came back, keeps it.
 type Expire struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The sessions.
@@ -1259,7 +1280,10 @@ type SessionRef struct {
 	// The member's name.
 	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
 	// The session.
-	Session       uint64 `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"`
+	Session uint64 `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"`
+	// The member was away already, so the session is to end. A proposal that is
+	// made twice, because the first seemed lost, is one step and not two.
+	Away          bool `protobuf:"varint,4,opt,name=away,proto3" json:"away,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1313,6 +1337,13 @@ func (x *SessionRef) GetSession() uint64 {
 		return x.Session
 	}
 	return 0
+}
+
+func (x *SessionRef) GetAway() bool {
+	if x != nil {
+		return x.Away
+	}
+	return false
 }
 
 // ClusterRow is the one row of the cluster's own state.
@@ -1754,7 +1785,11 @@ type MemberRow struct {
 	// When the session opened.
 	JoinedMs int64 `protobuf:"varint,4,opt,name=joined_ms,json=joinedMs,proto3" json:"joined_ms,omitempty"`
 	// What it is assigned.
-	Shares        []*ShareRow `protobuf:"bytes,5,rep,name=shares,proto3" json:"shares,omitempty"`
+	Shares []*ShareRow `protobuf:"bytes,5,rep,name=shares,proto3" json:"shares,omitempty"`
+	// The session lives by a stream.
+	Stream bool `protobuf:"varint,6,opt,name=stream,proto3" json:"stream,omitempty"`
+	// It was silent for the timeout: it has no shares, and keeps what it holds.
+	Away          bool `protobuf:"varint,7,opt,name=away,proto3" json:"away,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1822,6 +1857,20 @@ func (x *MemberRow) GetShares() []*ShareRow {
 		return x.Shares
 	}
 	return nil
+}
+
+func (x *MemberRow) GetStream() bool {
+	if x != nil {
+		return x.Stream
+	}
+	return false
+}
+
+func (x *MemberRow) GetAway() bool {
+	if x != nil {
+		return x.Away
+	}
+	return false
 }
 
 // ShareRow is a share of a partition, within a member's row.
@@ -1958,22 +2007,25 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\vDeleteGroup\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\"(\n" +
 	"\vRemoveGroup\x12\x19\n" +
-	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\"M\n" +
+	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\"\x7f\n" +
 	"\x04Join\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x12\n" +
-	"\x04keep\x18\x03 \x01(\bR\x04keep\"T\n" +
+	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x16\n" +
+	"\x06stream\x18\x04 \x01(\bR\x06stream\x12\x18\n" +
+	"\asession\x18\x05 \x01(\x04R\asession\"T\n" +
 	"\x05Leave\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x18\n" +
 	"\asession\x18\x03 \x01(\x04R\asession\"<\n" +
 	"\x06Expire\x122\n" +
-	"\bsessions\x18\x01 \x03(\v2\x16.storage.v1.SessionRefR\bsessions\"Y\n" +
+	"\bsessions\x18\x01 \x03(\v2\x16.storage.v1.SessionRefR\bsessions\"m\n" +
 	"\n" +
 	"SessionRef\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x18\n" +
-	"\asession\x18\x03 \x01(\x04R\asession\"\xa5\x02\n" +
+	"\asession\x18\x03 \x01(\x04R\asession\x12\x12\n" +
+	"\x04away\x18\x04 \x01(\bR\x04away\"\xa5\x02\n" +
 	"\n" +
 	"ClusterRow\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1d\n" +
@@ -2020,13 +2072,15 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	" \x01(\x04R\n" +
 	"generation\x12\x1d\n" +
 	"\n" +
-	"created_ms\x18\v \x01(\x03R\tcreatedMs\"\x9f\x01\n" +
+	"created_ms\x18\v \x01(\x03R\tcreatedMs\"\xcb\x01\n" +
 	"\tMemberRow\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
 	"\asession\x18\x03 \x01(\x04R\asession\x12\x1b\n" +
 	"\tjoined_ms\x18\x04 \x01(\x03R\bjoinedMs\x12,\n" +
-	"\x06shares\x18\x05 \x03(\v2\x14.storage.v1.ShareRowR\x06shares\"V\n" +
+	"\x06shares\x18\x05 \x03(\v2\x14.storage.v1.ShareRowR\x06shares\x12\x16\n" +
+	"\x06stream\x18\x06 \x01(\bR\x06stream\x12\x12\n" +
+	"\x04away\x18\a \x01(\bR\x04away\"V\n" +
 	"\bShareRow\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
 	"\x05share\x18\x02 \x01(\rR\x05share\x12\x16\n" +

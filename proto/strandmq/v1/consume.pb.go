@@ -166,7 +166,9 @@ type JoinResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The session, to be sent with every later call of this member.
 	Session string `protobuf:"bytes,1,opt,name=session,proto3" json:"session,omitempty"`
-	// The session ends when no call came for this long, in milliseconds.
+	// When no call came for this long, in milliseconds, the partitions go to others.
+	// What the member holds stays its own until the deadlines; any call brings it
+	// back.
 	SessionTimeoutMs int64 `protobuf:"varint,2,opt,name=session_timeout_ms,json=sessionTimeoutMs,proto3" json:"session_timeout_ms,omitempty"`
 	// The partitions assigned to the member now.
 	Assignment    []*PartitionShare `protobuf:"bytes,3,rep,name=assignment,proto3" json:"assignment,omitempty"`
