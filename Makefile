@@ -16,6 +16,12 @@ KILLS    ?= 10
 # detector, shortened (-short), since it makes them about ten times slower.
 RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/retry/... ./loadtest/... ./cmd/strandmq/...
 
+# What `make sim` runs: so many seeds from the first one on, or one alone; and flags.
+SEEDS    ?= 100
+FROM     ?= 1
+SEED     ?=
+SIM      ?=
+
 # How long `make fuzz` spends on each target, and which benchmarks run how.
 FUZZTIME  ?= 20s
 BENCH     ?= .
@@ -24,7 +30,7 @@ COUNT     ?= 1
 SHAPES    ?= .*
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker fuzz generate generate-check lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker fuzz sim generate generate-check lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +85,13 @@ fuzz: ## Every fuzz target for FUZZTIME=20s
 			$(GO) test -vet=off -run '^$$' -fuzz "^$$target\$$" -fuzztime $(FUZZTIME) $$pkg || exit 1; \
 		done; \
 	done
+
+sim: ## Whole brokers by a seed, with every fault: SEEDS=100 FROM=1, or SEED=42; SIM=-trace
+	@if [ -n "$(SEED)" ]; then \
+		$(GO) test -vet=off -count=1 -v ./internal/sim -run 'TestSeed$$' -seed $(SEED) $(SIM); \
+	else \
+		$(GO) test -vet=off -count=1 -timeout 0 -v ./internal/sim -run 'TestSeeds$$' -seeds $(SEEDS) -from $(FROM) $(SIM); \
+	fi
 
 generate: ## Generate Go code from proto/, and with node the JavaScript of the web test
 	cd proto && $(BUF) generate

@@ -43,7 +43,13 @@ type pace struct {
 // timed tells whether there is anything whose time a step of the clock could
 // cut short or draw out.
 func (h *hand) timed() bool {
-	return len(h.timers.items) > 0 && h.g.count[inFlight]+h.g.count[failed] > 0 || h.g.disk[failed] > 0
+	return len(h.timers.items) > 0 && h.g.count[inFlight]+h.g.count[failed] > 0 || h.g.disk[failed] > 0 || h.waitsToProbe()
+}
+
+// waitsToProbe tells whether somebody waits for the breaker's next probe.
+func (h *hand) waitsToProbe() bool {
+	b := &h.g.breaker
+	return b.open && b.probe == 0 && b.until > h.pace.time && len(h.waiters) > 0
 }
 
 // keepTime takes a turn of the leader's clock and tells the group's time.
@@ -99,17 +105,15 @@ func (h *hand) catchUp(now partition.Millis, cmds [][]byte) [][]byte {
 
 // wake is when the hand wants its next turn, by the leader's own clock.
 func (h *hand) wake(now partition.Millis) partition.Millis {
-	b := &h.g.breaker
-	probe := b.open && b.probe == 0 && b.until > h.pace.time && len(h.waiters) > 0
-	if !h.timed() && !probe {
+	if !h.timed() {
 		return 0 // what timers are left are those of what is settled
 	}
 	next := h.pace.time + pulse
 	if len(h.timers.items) > 0 {
 		next = min(next, partition.Millis(h.timers.items[0].rank))
 	}
-	if probe {
-		next = min(next, b.until)
+	if h.waitsToProbe() {
+		next = min(next, h.g.breaker.until)
 	}
 	if at, ok := h.g.nextWake(); ok && at+h.g.leapt > h.pace.time {
 		next = min(next, at+h.g.leapt) // what is overdue waits for room in memory

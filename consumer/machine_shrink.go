@@ -31,14 +31,15 @@ func (g *group) shrink() {
 }
 
 // shrink forgets what was queued for a group in which nothing waits. Items left
-// in heaps are those of what was settled.
+// in heaps are those of what was settled, and the places that they name may be gone:
+// they go whatever plan is on its way.
 func (h *hand) shrink() {
-	if len(h.open) > 0 {
-		return
-	}
 	h.timers = heap{}
 	for i := range h.lanes {
 		h.lanes[i].ready = heap{}
+	}
+	if len(h.open) > 0 {
+		return
 	}
 	h.lapses, h.reserved = nil, table{}
 	if len(h.out) == 0 {

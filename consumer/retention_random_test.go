@@ -56,7 +56,7 @@ func TestRetentionLosesWhatItSays(t *testing.T) {
 func retentionScript(t *rapid.T) {
 	ctx := context.Background()
 	w := newWorldOf(1, drawBounds(t))
-	s := newShell(w, 1)
+	s := NewShellOver(w, 1)
 	s.Now = func() partition.Millis { return w.now }
 	pol := drawPolicy(t)
 	pol.AtMostOnce, pol.MaxAttempts = false, rapid.Uint32Range(1, 3).Draw(t, "max attempts")

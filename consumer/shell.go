@@ -10,8 +10,11 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-// replicas is what the shell needs of a partition.Host; tests have their own.
-type replicas interface {
+// Replicas is what a Shell needs of a partition.Host. A simulator has its own, in
+// which Propose and View come back when the simulated node has answered. The
+// methods may be called from any goroutine from which the Shell is; those that end
+// in Async, Post and Tell do not block.
+type Replicas interface {
 	Propose(ctx context.Context, id partition.PartitionID, cmd []byte) (any, error)
 	ProposeAsync(id partition.PartitionID, cmd []byte, done func(any, error)) error
 	Post(id partition.PartitionID, ev any) error
@@ -26,7 +29,7 @@ type replicas interface {
 // Shell lets any goroutine speak to the groups of a node's partitions. It has
 // no goroutine of its own.
 type Shell struct {
-	host replicas
+	host Replicas
 	seal sealer
 	// Now tells the time as this node's hosts know it. Default: the wall clock; a
 	// group's clock only moves forward whatever it says. Set before use.
@@ -38,9 +41,10 @@ type Shell struct {
 
 // NewShell makes a shell over a host whose partitions' apps are of NewApp. The
 // tag is the cluster's secret that delivery tokens are made with.
-func NewShell(h *partition.Host, tag uint64) *Shell { return newShell(h, tag) }
+func NewShell(h *partition.Host, tag uint64) *Shell { return NewShellOver(h, tag) }
 
-func newShell(h replicas, tag uint64) *Shell {
+// NewShellOver is NewShell over anything that does what a host does.
+func NewShellOver(h Replicas, tag uint64) *Shell {
 	return &Shell{host: h, seal: newSealer(tag), Now: func() partition.Millis {
 		return partition.Millis(time.Now().UnixMilli())
 	}}

@@ -1,8 +1,11 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"maps"
+	"slices"
 	"sync"
 
 	"github.com/strandmq/strandmq/partition"
@@ -112,10 +115,12 @@ func (st *Stream) SetShares(shares []Share) {
 			Share: sh.Share, Shares: sh.Shares, Taker: y, Sleeper: y,
 		}})
 	}
-	for p, y := range st.shares {
+	// In the order of partitions, here and below: the same calls do the same.
+	for _, p := range slices.Sorted(maps.Keys(st.shares)) {
 		if want[p] {
 			continue
 		}
+		y := st.shares[p]
 		delete(st.shares, p)
 		if y.open {
 			y.open, y.asleep = false, nil
@@ -152,6 +157,11 @@ func (st *Stream) rouse() {
 		}
 	}
 	st.mu.Unlock()
+	if len(sleepers) > 1 {
+		slices.SortFunc(sleepers, func(a, b *waiter) int {
+			return cmp.Compare(a.Taker.(*streamShare).share.Partition, b.Taker.(*streamShare).share.Partition)
+		})
+	}
 	for _, w := range sleepers {
 		y := w.Taker.(*streamShare)
 		if err := st.s.host.Tell(y.share.Partition, awake{w}); err != nil {
@@ -196,7 +206,7 @@ func (st *Stream) Close(ctx context.Context, lost bool) error {
 		kind = cmdSessions
 	}
 	errs := make(chan error, len(had))
-	for p := range had {
+	for _, p := range slices.Sorted(maps.Keys(had)) {
 		cmd := encodeSessions(kind, st.s.stamp(ctx, p, st.req.Group), st.req.Group, st.req.Member, st.req.Session+1)
 		err := st.s.host.ProposeAsync(p, cmd, func(res any, err error) {
 			if refused, ok := res.(error); ok && err == nil {

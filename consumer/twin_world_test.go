@@ -590,7 +590,7 @@ func newTwinWorld() *twinWorld {
 	w.bounds = bounds{messages: memoryMessages, ofKey: memoryOfKey, row: rowMessages}
 	w.app, _ = NewApp(twinPart, w.rows)
 	w.second, _ = NewApp(twinPart, w.mirror)
-	w.shell = newShell(w, 99)
+	w.shell = NewShellOver(w, 99)
 	w.shell.Now = func() partition.Millis {
 		w.mu.Lock()
 		defer w.mu.Unlock()

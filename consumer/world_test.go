@@ -234,7 +234,7 @@ func (p *memPart) apply(cmd []byte) any {
 	return res
 }
 
-// world is a set of partitions in one thread under one lock: a replicas without
+// world is a set of partitions in one thread under one lock: a Replicas without
 // a disk, whose every call has run to its end when it returns.
 type world struct {
 	mu    sync.Mutex
@@ -508,7 +508,7 @@ func (w *world) advance(d partition.Millis) {
 }
 
 func (w *world) shell() *Shell {
-	s := newShell(w, 42)
+	s := NewShellOver(w, 42)
 	s.Now = func() partition.Millis {
 		w.mu.Lock()
 		defer w.mu.Unlock()

@@ -66,22 +66,9 @@ func Open(cfg Config) (*Host, error) {
 		}
 		cfg.Seed = binary.LittleEndian.Uint64(b[:])
 	}
-	h := &Host{
-		cfg: cfg, core: newCore(cfg),
-		inbox: inbox{wake: make(chan struct{}, 1)}, back: outbox{wake: make(chan struct{}, 1)},
-		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
-		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
-		learn: make(chan []PartitionID, 1), learned: make(chan struct{}), learnEnd: make(chan struct{}),
-	}
-	ids, err := cfg.Store.Partitions()
-	if err != nil {
+	h := newHost(cfg)
+	if err := h.restore(); err != nil {
 		return nil, err
-	}
-	for _, id := range ids {
-		if err := h.core.open(PartitionID(id)); err != nil {
-			return nil, err
-		}
-		h.shelves[PartitionID(id)] = h.core.replicas[PartitionID(id)].shelf
 	}
 	if err := h.settle(); err != nil {
 		return nil, err
@@ -98,11 +85,37 @@ func Open(cfg Config) (*Host, error) {
 	go h.syncer()
 	go h.answerer()
 	go h.loop()
-	cfg.Logger.Info("partitions open", "node", cfg.Node.String(), "partitions", len(ids), "tick", cfg.Tick,
+	cfg.Logger.Info("partitions open", "node", cfg.Node.String(), "partitions", len(h.shelves), "tick", cfg.Tick,
 		"tailCacheBytes", cfg.TailCacheBytes, "queueBytes", cfg.QueueBytes, "partitionQueueBytes", cfg.PartitionQueueBytes,
 		"entryBytes", cfg.EntryBytes, "syncsInFlight", cfg.SyncsInFlight, "checkpointBytes", cfg.CheckpointBytes,
 		"nodeCheckpointBytes", cfg.NodeCheckpointBytes, "rowBytes", cfg.RowBytes, "idFilterBytes", cfg.IDFilterBytes)
 	return h, nil
+}
+
+// newHost makes a host that nothing moves yet.
+func newHost(cfg Config) *Host {
+	return &Host{
+		cfg: cfg, core: newCore(cfg),
+		inbox: inbox{wake: make(chan struct{}, 1)}, back: outbox{wake: make(chan struct{}, 1)},
+		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
+		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
+		learn: make(chan []PartitionID, 1), learned: make(chan struct{}), learnEnd: make(chan struct{}),
+	}
+}
+
+// restore brings every partition of the store to life.
+func (h *Host) restore() error {
+	ids, err := h.cfg.Store.Partitions()
+	if err != nil {
+		return err
+	}
+	for _, id := range ids {
+		if err := h.core.open(PartitionID(id)); err != nil {
+			return err
+		}
+		h.shelves[PartitionID(id)] = h.core.replicas[PartitionID(id)].shelf
+	}
+	return nil
 }
 
 // settle drives the core until nothing is left to do, so that partitions whose

@@ -399,19 +399,24 @@ func (h *Host) answerer() {
 			<-h.back.wake
 			continue
 		}
-		var bytes int64
-		for i := range answers {
-			a := &answers[i]
-			bytes += a.p.size
-			switch {
-			case a.p.stored == nil:
-				a.p.result(a.result, a.err)
-			case a.err != nil:
-				a.p.stored(nil, a.err)
-			default:
-				a.p.stored(a.out.stored(a.shelf.id, a.p.batch), nil)
-			}
-		}
-		h.rate.drained(bytes, time.Now())
+		h.callBack(answers)
 	}
+}
+
+// callBack gives answers to who waits for them.
+func (h *Host) callBack(answers []answer) {
+	var bytes int64
+	for i := range answers {
+		a := &answers[i]
+		bytes += a.p.size
+		switch {
+		case a.p.stored == nil:
+			a.p.result(a.result, a.err)
+		case a.err != nil:
+			a.p.stored(nil, a.err)
+		default:
+			a.p.stored(a.out.stored(a.shelf.id, a.p.batch), nil)
+		}
+	}
+	h.rate.drained(bytes, time.Now())
 }

@@ -160,8 +160,9 @@ var fences = []fence{
 		why: "only package partition knows Raft; others see partition.Host and partition.App",
 	},
 	{
-		module: "github.com/cockroachdb/pebble", only: []string{"partition/logstore"},
-		tests: []string{"partition", "consumer", "coordinator", "internal/broker", "internal/sim"},
+		// The simulator is a test all through: it stands under the store, as its disk.
+		module: "github.com/cockroachdb/pebble", only: []string{"partition/logstore", "internal/sim"},
+		tests: []string{"partition", "consumer", "coordinator", "internal/broker"},
 		why:   "only partition/logstore knows Pebble; take its types, such as logstore.FS (tests may use Pebble's crashable and failing filesystems)",
 	},
 }

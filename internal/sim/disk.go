@@ -1,0 +1,200 @@
+package sim
+
+import (
+	"errors"
+	"strings"
+	"sync"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+)
+
+// disk is a node's file system, in memory. Of the store's log files it keeps what
+// is not durable yet to itself, as a page cache does: an fsync of one returns at
+// once, and the simulator says later when what it covered really is on disk. So a
+// power cut loses exactly what it should, to the byte, and the same each time.
+//
+//	Pebble ─ Write ─► cached │ ─ settle(mark) ─► MemFS ─ CrashClone ─► next boot
+//	         Sync ──► counted │
+//
+// Tables and the MANIFEST are written in Pebble's background, at times that nobody
+// chose; they go straight through. What a store holds does not depend on them.
+type disk struct {
+	vfs.FS // what is durable, and all that is not a log file
+	mem    *vfs.MemFS
+
+	mu      sync.Mutex
+	called  *sync.Cond
+	through bool     // log files are not kept back: the store is being opened or closed
+	dead    bool     // the power is off: nothing is written any more
+	current *logFile // the newest log
+	files   int
+	failing error // what the next fsync of a log ends with
+	failed  bool  // one did
+}
+
+// mark is how much of which log a write reaches.
+type mark struct {
+	file *logFile
+	to   int64
+	sync int
+}
+
+var errDisk = errors.New("input/output error (simulated)")
+
+func newDisk(mem *vfs.MemFS) *disk {
+	d := &disk{FS: mem, mem: mem, through: true}
+	d.called = sync.NewCond(&d.mu)
+	return d
+}
+
+// Create implements vfs.FS.
+func (d *disk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := d.FS.Create(name, c)
+	return d.wrap(name, f, err)
+}
+
+// ReuseForWrite implements vfs.FS.
+func (d *disk) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := d.FS.ReuseForWrite(old, name, c)
+	return d.wrap(name, f, err)
+}
+
+func (d *disk) wrap(name string, f vfs.File, err error) (vfs.File, error) {
+	if err != nil || !strings.HasSuffix(name, ".log") {
+		return f, err
+	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.files++
+	d.current = &logFile{File: f, d: d}
+	return d.current, nil
+}
+
+// hold begins to keep back what is not durable.
+func (d *disk) hold() {
+	d.mu.Lock()
+	d.through = false
+	d.mu.Unlock()
+}
+
+// place is where the newest log stands, before something is written.
+func (d *disk) place() mark {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return mark{file: d.current, to: d.current.written, sync: d.current.syncs}
+}
+
+// written waits until all that was to be synced since a place has reached the cache,
+// and tells up to where that is.
+func (d *disk) written(since mark) mark {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.current.syncs == 0 || d.current == since.file && d.current.syncs == since.sync {
+		d.called.Wait()
+	}
+	return mark{file: d.current, to: d.current.written}
+}
+
+// settle makes durable what was written up to a mark.
+func (d *disk) settle(m mark) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return m.file.settle(m.to)
+}
+
+// fail makes the next fsync of a log fail.
+func (d *disk) fail() {
+	d.mu.Lock()
+	d.failing = errDisk
+	d.mu.Unlock()
+}
+
+// bad tells whether an fsync failed.
+func (d *disk) bad() bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.failed
+}
+
+// kept is how many bytes of the newest log are durable.
+func (d *disk) kept() mark {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return mark{file: d.current, to: d.current.durable}
+}
+
+// cut is a power cut: what is durable is kept, and of the newest log what goes up
+// to a mark.
+func (d *disk) cut(upTo mark) (*vfs.MemFS, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	var err error
+	if upTo.file == d.current {
+		err = upTo.file.settle(upTo.to)
+	}
+	d.dead = true
+	return d.mem.CrashClone(vfs.CrashCloneCfg{}), err
+}
+
+// logFile is a log of the store, written from front to back. Fields are under the
+// disk's lock.
+type logFile struct {
+	vfs.File
+	d       *disk
+	cached  []byte
+	durable int64
+	written int64
+	syncs   int
+}
+
+func (f *logFile) Write(p []byte) (int, error) {
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	if f.d.dead {
+		return len(p), nil
+	}
+	f.cached = append(f.cached, p...)
+	f.written += int64(len(p))
+	if f.d.through {
+		return len(p), f.settle(f.written)
+	}
+	return len(p), nil
+}
+
+// settle writes through up to a place, and syncs.
+func (f *logFile) settle(to int64) error {
+	if to <= f.durable || f.d.dead {
+		return nil
+	}
+	n := to - f.durable
+	if _, err := f.File.Write(f.cached[:n]); err != nil {
+		return err
+	}
+	f.cached = f.cached[n:]
+	f.durable = to
+	return f.File.Sync()
+}
+
+func (f *logFile) Sync() error {
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	f.syncs++
+	f.d.called.Broadcast()
+	if err := f.d.failing; err != nil && !f.d.dead {
+		f.d.failing, f.d.failed = nil, true
+		return err
+	}
+	return nil
+}
+
+func (f *logFile) SyncData() error { return f.Sync() }
+
+func (f *logFile) SyncTo(int64) (bool, error) { return true, f.Sync() }
+
+// Close makes the rest durable: a store that goes on to the next log waits for that.
+func (f *logFile) Close() error {
+	f.d.mu.Lock()
+	err := f.settle(f.written)
+	f.d.mu.Unlock()
+	return errors.Join(err, f.File.Close())
+}

@@ -1,0 +1,537 @@
+package sim
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/partition"
+)
+
+// judge knows what was promised: what was sent and what was answered, and what
+// stands in the logs. It is written from the promises; of the code that is judged it
+// uses what clients see.
+type judge struct {
+	s       *Sim
+	logs    map[partition.PartitionID]*book
+	groups  []*groupBook
+	untried []receipt // told, and not held against the log yet
+}
+
+// book is what is known of a partition's log: what any node ever had applied.
+type book struct {
+	id       partition.PartitionID
+	entries  map[partition.Index]stamp
+	last     partition.Index // highest one that was applied anywhere
+	lastTerm uint64
+	messages []*stored // by offset
+	ids      map[string]partition.Offset
+	seqs     map[string]sequence // of producers
+	start    partition.Offset
+	leaders  map[uint64]partition.NodeID
+	states   map[partition.Index]uint64 // hashes of the groups' rows
+}
+
+type stamp struct {
+	term uint64
+	sum  uint32
+}
+
+// sequence is how far a producer's sequence goes in a log, and where that stands.
+type sequence struct {
+	next uint64
+	at   partition.Offset
+}
+
+// stored is a message as it stands in a log.
+type stored struct {
+	m   *message
+	sum uint64
+}
+
+// seen is how far a boot of a node was looked at.
+type seen struct {
+	boot  int
+	index partition.Index
+	end   partition.Offset
+	looks int
+}
+
+func (s *Sim) newJudge() *judge {
+	j := &judge{s: s, logs: make(map[partition.PartitionID]*book)}
+	for _, p := range s.parts() {
+		j.logs[p] = &book{
+			id: p, entries: make(map[partition.Index]stamp), ids: make(map[string]partition.Offset), seqs: make(map[string]sequence),
+			leaders: make(map[uint64]partition.NodeID), states: make(map[partition.Index]uint64),
+		}
+	}
+	return j
+}
+
+var castagnoli = crc32.MakeTable(crc32.Castagnoli)
+
+// look compares what a node applied since it was last looked at with what is known.
+func (j *judge) look(n *node) {
+	for _, p := range j.s.parts() {
+		info, err := n.core.Info(p)
+		if err != nil {
+			continue
+		}
+		if info.Fault != "" {
+			j.s.fault("%v: partition %v stopped: %s", n.id, p, info.Fault)
+			return
+		}
+		b := j.logs[p]
+		k := seenKey{n.id, p}
+		at := j.s.seen[k]
+		if at.boot != n.boot {
+			at = seen{boot: n.boot}
+		}
+		if info.Position.Index > at.index {
+			j.entries(n, b, &at, info)
+			j.messages(n, b, &at, info.Position)
+			at.index, at.end = info.Position.Index, info.Position.End
+		}
+		j.receipts()
+		if term, leads := n.core.Leads(p); leads {
+			j.leader(n, b, term, info.Position.Index)
+		}
+		if at.looks++; at.looks%j.s.plan.sample == 0 {
+			j.state(n, b)
+		}
+		j.s.seen[k] = at
+	}
+}
+
+// leader: one a term (I1), and it has all that was ever committed (I3).
+func (j *judge) leader(n *node, b *book, term uint64, index partition.Index) {
+	was, known := b.leaders[term]
+	switch {
+	case known && was != n.id:
+		j.s.fault("I1: %v and %v both lead partition %v in term %d", was, n.id, b.id, term)
+	case !known:
+		b.leaders[term] = n.id
+		j.s.say("%v leads %v in term %d from entry %d on", n.id, b.id, term, index)
+		if index < b.last && term > b.lastTerm {
+			j.s.fault("P1: %v leads %v in term %d and has entries up to %d: %d was applied in term %d", n.id, b.id, term, index, b.last, b.lastTerm)
+		}
+		for _, r := range j.untried {
+			if r.m.part == b.id {
+				j.s.fault("P1: %q was acknowledged at %d of %v, and %v leads it and ends at %d", r.m.body, r.st.Offset, b.id, n.id, len(b.messages))
+			}
+		}
+	}
+}
+
+// entries: what was applied once stands there for ever, on every node (I2, I3).
+func (j *judge) entries(n *node, b *book, at *seen, info partition.Info) {
+	err := n.core.EachEntry(b.id, at.index+1, func(term uint64, i partition.Index, data []byte) {
+		x := stamp{term, crc32.Checksum(data, castagnoli)}
+		if was, known := b.entries[i]; known && was != x {
+			j.s.fault("I3: entry %d of %v is of term %d (%08x) on %v, and was of term %d (%08x)", i, b.id, x.term, x.sum, n.id, was.term, was.sum)
+		}
+		b.entries[i] = x
+		if i > b.last {
+			b.last, b.lastTerm = i, term
+		}
+	})
+	if err != nil {
+		j.s.fault("%v: the log of %v does not read: %v", n.id, b.id, err)
+	}
+	j.s.note(uint64(n.id), uint64(b.id), uint64(info.Position.Index), uint64(info.Position.End), info.Term)
+}
+
+// messages: every offset has one message for ever (P1), each was sent (I11), an id and
+// a sequence stand once (P9), and a producer's follow each other (P2).
+func (j *judge) messages(n *node, b *book, at *seen, pos partition.Position) {
+	b.start = max(b.start, pos.Start)
+	for o := max(at.end, pos.Start); o < pos.End; {
+		ms, err := n.core.Read(b.id, o, 1000, 1<<20)
+		if err != nil || len(ms) == 0 {
+			j.s.fault("%v: message %d of %v does not read: %v (%v)", n.id, o, b.id, err, pos)
+			return
+		}
+		for _, m := range ms {
+			if m.Offset != o {
+				j.s.fault("P1: %v: message %d of %v stands where %d should", n.id, m.Offset, b.id, o)
+				return
+			}
+			j.message(n, b, m)
+			o++
+		}
+	}
+}
+
+func sumOf(m *partition.Message) uint64 {
+	h := xxhash.New()
+	_, _ = h.Write(m.Record.Key)
+	_, _ = h.WriteString("|" + m.Record.ID + "|")
+	_, _ = h.Write(m.Record.Body)
+	return h.Sum64()
+}
+
+func (j *judge) message(n *node, b *book, m partition.Message) {
+	sum := sumOf(&m)
+	if int(m.Offset) < len(b.messages) {
+		if was := b.messages[m.Offset]; was != nil && was.sum != sum {
+			j.s.fault("P1: message %d of %v is %q on %v, and was %q", m.Offset, b.id, m.Record.Body, n.id, was.m.body)
+		}
+		if b.messages[m.Offset] != nil {
+			return
+		}
+	}
+	for int(m.Offset) >= len(b.messages) {
+		b.messages = append(b.messages, nil)
+	}
+	x := j.s.sent[string(m.Record.Body)]
+	if x == nil || x.part != b.id || x.id != m.Record.ID || x.key != string(m.Record.Key) {
+		j.s.fault("I11: message %d of %v is %q with key %q and id %q, which nobody sent", m.Offset, b.id, m.Record.Body, m.Record.Key, m.Record.ID)
+		return
+	}
+	b.messages[m.Offset] = &stored{x, sum}
+	j.s.count.stored++
+	if x.id != "" {
+		if was, twice := b.ids[x.key+"/"+x.id]; twice && was >= b.start {
+			j.s.fault("P9: id %s with key %s stands at %d and at %d of %v", x.id, x.key, was, m.Offset, b.id)
+		}
+		b.ids[x.key+"/"+x.id] = m.Offset
+	}
+	if x.producer != "" {
+		// One whose messages were all removed is not known any more, and begins anew.
+		last := b.seqs[x.producer]
+		if forgotten := x.seq == 0 && last.at < b.start; x.seq != last.next && !forgotten {
+			j.s.fault("P2: sequence %d of %s stands in %v where %d is next", x.seq, x.producer, b.id, last.next)
+		}
+		b.seqs[x.producer] = sequence{x.seq + 1, m.Offset}
+	}
+	x.stood++
+	if x.stood > 1 && x.id == "" && x.producer == "" && !x.carriedTwice {
+		j.s.fault("P9: %q was sent once and stands twice in %v", x.body, b.id)
+	}
+}
+
+// receipt takes note of what a publisher was told.
+func (j *judge) receipt(m *message, st partition.Stored) {
+	j.s.count.receipts++
+	j.untried = append(j.untried, receipt{m, st})
+}
+
+type receipt struct {
+	m  *message
+	st partition.Stored
+}
+
+// receipts: what was acknowledged is there, at its offset (P1). What a node said just
+// before its store failed is tried when somebody leads again.
+func (j *judge) receipts() {
+	tried := j.untried
+	j.untried = nil
+	for _, r := range tried {
+		b := j.logs[r.m.part]
+		o := r.st.Offset
+		switch {
+		case int(o) >= len(b.messages):
+			j.untried = append(j.untried, r)
+			continue
+		case b.messages[o] == nil:
+			if o >= b.start {
+				j.s.fault("P1: %q was acknowledged at %d of %v, where nothing was read", r.m.body, o, b.id)
+			}
+		case b.messages[o].m != r.m:
+			j.s.fault("P1: %q was acknowledged at %d of %v, where %q stands", r.m.body, o, b.id, b.messages[o].m.body)
+		}
+		if r.m.acked && r.m.offset != o && (r.m.id != "" || r.m.producer != "") && r.m.offset >= b.start {
+			j.s.fault("P9: %q was acknowledged at %d of %v, and the first time at %d", r.m.body, o, b.id, r.m.offset)
+		}
+		if r.st.Duplicate && r.m.attempts < 2 && !r.m.carriedTwice {
+			j.s.fault("P9: %q was sent once and is called a duplicate", r.m.body)
+		}
+		r.m.acked, r.m.offset = true, o
+	}
+}
+
+// state: the groups' rows depend on the log alone, not on who led, who restarted, or
+// when checkpoints were made (I6).
+func (j *judge) state(n *node, b *book) {
+	at, err := n.core.Position(b.id)
+	if err != nil {
+		return
+	}
+	h := xxhash.New()
+	var bad error
+	err = n.core.Look(b.id, func(x partition.App, _ partition.Position) { bad = x.Checkpoint() })
+	if err = errors.Join(err, bad); err != nil {
+		j.s.fault("%v: checkpoint of %v: %v", n.id, b.id, err)
+		return
+	}
+	rows := 0
+	err = n.core.EachRow(b.id, func(k, v []byte) {
+		rows++
+		_, _ = h.Write(k)
+		_, _ = h.WriteString("=")
+		_, _ = h.Write(v)
+		_, _ = h.WriteString(";")
+	})
+	if err != nil {
+		j.s.fault("%v: rows of %v: %v", n.id, b.id, err)
+		return
+	}
+	sum := h.Sum64()
+	if was, known := b.states[at.Index]; known {
+		j.s.count.compared++
+		if was != sum {
+			j.s.fault("I6: after entry %d of %v the groups' %d rows on %v (boot %d) are not what they were elsewhere or before", at.Index, b.id, rows, n.id, n.boot)
+		}
+	}
+	b.states[at.Index] = sum
+}
+
+// stopping and restarted compare the state before and after a power cut.
+func (j *judge) stopping(n *node) {
+	if n.store.Err() != nil {
+		return
+	}
+	for _, p := range j.s.parts() {
+		if _, err := n.core.Position(p); err == nil {
+			j.state(n, j.logs[p])
+		}
+	}
+}
+
+func (j *judge) restarted(n *node) {
+	for _, p := range j.s.parts() {
+		j.state(n, j.logs[p])
+	}
+	j.look(n)
+}
+
+// groupBook is what clients of a group saw of it in one partition.
+type groupBook struct {
+	s      *Sim
+	part   partition.PartitionID
+	id     consumer.GroupID
+	policy consumer.Policy
+	order  bool // of keys
+	most   uint32
+	least  partition.Millis // shortest deadline that it ever had
+	outs   map[uint64]*out
+	of     map[partition.Offset][]*out // in the order of hand-outs seen
+	byKey  map[string][]*out
+	acked  map[partition.Offset]*out // confirmed
+	tried  map[partition.Offset]bool // an ack was sent
+	resets int
+	gave   map[partition.Offset]bool // may have been given back, uncharged
+	left   bool                      // so may anything
+	again  bool                      // something was replayed
+	lost   map[string]uint64         // sessions of a member that were told to end, by the highest
+}
+
+// out is a hand-out as a client saw it.
+type out struct {
+	d       consumer.Delivery
+	member  string
+	session uint64
+	key     string
+	at      time.Duration // when it was first seen
+	sent    time.Duration // when it was first settled, or tried; 0: never
+	longer  bool          // it may have been extended
+}
+
+func (j *judge) group(p partition.PartitionID, id consumer.GroupID) *groupBook {
+	for _, g := range j.groups {
+		if g.part == p && g.id == id {
+			return g
+		}
+	}
+	return nil
+}
+
+func (j *judge) addGroup(p partition.PartitionID, id consumer.GroupID, pol consumer.Policy) {
+	j.groups = append(j.groups, &groupBook{
+		s: j.s, part: p, id: id, policy: pol, order: pol.Mode != consumer.NoOrder, most: pol.MaxAttempts, least: pol.AckDeadline,
+		outs: make(map[uint64]*out), of: make(map[partition.Offset][]*out), byKey: make(map[string][]*out),
+		acked: make(map[partition.Offset]*out), tried: make(map[partition.Offset]bool), gave: make(map[partition.Offset]bool),
+		lost: make(map[string]uint64),
+	})
+}
+
+func (g *groupBook) fault(format string, args ...any) {
+	g.s.fault("%v of %v: %s", g.id, g.part, fmt.Sprintf(format, args...))
+}
+
+// delivered judges what a member was given.
+func (g *groupBook) delivered(member string, session uint64, d consumer.Delivery) *out {
+	o, n := d.Message.Offset, d.Fence
+	g.s.count.deliveries++
+	g.s.note(uint64(g.id), uint64(g.part), uint64(o), n, uint64(d.Attempt))
+	b := g.s.judge.logs[g.part]
+	if int(o) >= len(b.messages) || b.messages[o] == nil || b.messages[o].sum != sumOf(&d.Message) {
+		g.fault("P1: %d was delivered as %q", o, d.Message.Record.Body)
+		return nil
+	}
+	if was := g.outs[n]; was != nil {
+		// Asked again: the same delivery (P8).
+		if was.d.Message.Offset != o || was.d.Attempt != d.Attempt || was.d.Token != d.Token || was.member != member || was.session != session {
+			g.fault("P8: hand-out %d was of %d to %s/%d, attempt %d, and is of %d to %s/%d, attempt %d",
+				n, was.d.Message.Offset, was.member, was.session, was.d.Attempt, o, member, session, d.Attempt)
+		}
+		return was
+	}
+	x := &out{d: d, member: member, session: session, key: string(d.Message.Record.Key), at: g.s.now}
+	if g.most > 0 && d.Attempt > g.most || d.Attempt == 0 {
+		g.fault("P7: %d has its attempt %d of at most %d", o, d.Attempt, g.most)
+	}
+	if a := g.acked[o]; a != nil && n > a.d.Fence && d.Token.Epoch == a.d.Token.Epoch {
+		g.fault("P6: %d was acked by hand-out %d, confirmed, and is delivered again by %d", o, a.d.Fence, n)
+	}
+	var before *out
+	for _, y := range g.of[o] {
+		if y.d.Token.Epoch == d.Token.Epoch && y.d.Fence < n && (before == nil || y.d.Fence > before.d.Fence) {
+			before = y
+		}
+	}
+	if before != nil {
+		g.again2(before, x)
+	}
+	if g.order && !d.Replayed {
+		for _, y := range g.byKey[x.key] {
+			if y.d.Message.Offset > o && y.d.Fence < n && y.d.Token.Epoch == d.Token.Epoch {
+				g.fault("P3: %d of key %s is handed out by %d: it was not settled when %d, later of the key, was handed out by %d",
+					o, x.key, n, y.d.Message.Offset, y.d.Fence)
+			}
+		}
+	}
+	g.outs[n] = x
+	g.of[o] = append(g.of[o], x)
+	g.byKey[x.key] = append(g.byKey[x.key], x)
+	return x
+}
+
+// again2 judges a hand-out of a message against the one before it that was seen.
+func (g *groupBook) again2(before, x *out) {
+	ords := x.d.Token.Ordinal - before.d.Token.Ordinal
+	if x.d.Token.Ordinal <= before.d.Token.Ordinal {
+		g.fault("P5: hand-out %d of %d is its %d., and %d was its %d.", x.d.Fence, x.d.Message.Offset, x.d.Token.Ordinal, before.d.Fence, before.d.Token.Ordinal)
+		return
+	}
+	if x.d.Replayed == before.d.Replayed && !g.again {
+		if most := before.d.Attempt + ords; x.d.Attempt > most || x.d.Attempt < most && !g.gave[x.d.Message.Offset] && !g.left && g.policy.BreakerPercent == 0 {
+			g.fault("P5: %d had attempt %d by hand-out %d, and %d hand-outs later has attempt %d by %d, and nobody gave it back",
+				x.d.Message.Offset, before.d.Attempt, before.d.Fence, ords, x.d.Attempt, x.d.Fence)
+		}
+	}
+	// Nobody touched it, so its time was up: not before it is (I26), save for the two
+	// seconds that a clock can cost, and a second for being noticed.
+	if g.s.plan.has("jump") || g.s.plan.has("drift") && len(g.s.nodes) > 1 {
+		return // each step of a clock costs two seconds
+	}
+	if before.sent == 0 && !before.longer && g.lost[before.member] <= before.session && !g.left {
+		least := time.Duration(g.least)*time.Millisecond*4/5 - 3*time.Second
+		if g.s.now-before.at < least {
+			g.fault("I26: %d was handed out to %s, who did nothing, and %v later again: its deadline was %d ms", x.d.Message.Offset, before.member, g.s.now-before.at, g.least)
+		}
+	}
+}
+
+// settling takes note that a settlement is about to be sent.
+func (g *groupBook) settling(x *out, a consumer.Action) {
+	if x.sent == 0 && a != consumer.Extend {
+		x.sent = g.s.now
+	}
+	switch a {
+	case consumer.Ack:
+		g.tried[x.d.Message.Offset] = true
+	case consumer.Release:
+		g.gave[x.d.Message.Offset] = true
+	case consumer.Extend:
+		x.longer = true
+	}
+}
+
+// settled judges the answer. asked is when it was sent.
+func (g *groupBook) settled(x *out, a consumer.Action, asked time.Duration, res consumer.SettleResult) {
+	o := x.d.Message.Offset
+	g.s.count.settled++
+	var stale *consumer.ErrStale
+	var unknown *partition.ErrOutcomeUnknown
+	var stopped *partition.ErrStopped
+	var led *partition.ErrNotLeader
+	var long *consumer.ErrHeldTooLong
+	switch {
+	case res.Err == nil:
+	case errors.As(res.Err, &stale), errors.As(res.Err, &unknown), errors.As(res.Err, &stopped), errors.As(res.Err, &led), errors.As(res.Err, &long):
+		return
+	default:
+		g.fault("settling %d with %v: %v", o, a, res.Err)
+		return
+	}
+	if a == consumer.Ack {
+		g.acked[o] = x
+	}
+	if a != consumer.Extend && asked != x.sent {
+		return // it may repeat an earlier one, which nobody heard of
+	}
+	for _, y := range g.of[o] {
+		if y.d.Fence > x.d.Fence && y.d.Token.Epoch == x.d.Token.Epoch && y.at < asked {
+			g.fault("P6: the token of hand-out %d of %d was taken, and hand-out %d was out by then", x.d.Fence, o, y.d.Fence)
+		}
+	}
+	if !g.order {
+		return
+	}
+	for _, y := range g.byKey[x.key] {
+		if y.d.Message.Offset != o && y.d.Fence > x.d.Fence && y.d.Token.Epoch == x.d.Token.Epoch && y.at < asked {
+			g.fault("P3: %d of key %s was out, as hand-out %d, when %d of it was handed out by %d", o, x.key, x.d.Fence, y.d.Message.Offset, y.d.Fence)
+		}
+	}
+}
+
+// counts: every message of the log is somewhere, once (P10, I18).
+func (g *groupBook) counts(st consumer.GroupState) {
+	c := st.Counts
+	sum := c.Ready + c.Blocked + c.InFlight + c.BackingOff + c.Parked + c.Dead + c.Acked + c.Skipped + c.NotScanned
+	if all := uint64(st.Position.End - st.Start); sum != all {
+		g.fault("P10: the counts add up to %d of %d: %+v", sum, all, c)
+	}
+	var lost uint64
+	for _, l := range st.Kept.Losses {
+		lost += l.Count
+	}
+	if lost != c.Expired || c.Expired > c.Skipped {
+		g.fault("P10: %d were lost by the records, %d by the counts, of %d skipped", lost, c.Expired, c.Skipped)
+	}
+	if g.resets > 0 {
+		return
+	}
+	if n := uint64(len(g.acked)); c.Acked < n {
+		g.fault("P6: %d acks were confirmed, and %d messages count as acked", n, c.Acked)
+	}
+	if n := uint64(len(g.tried)); c.Acked > n {
+		g.fault("P10: %d messages count as acked, and acks were sent for %d", c.Acked, n)
+	}
+}
+
+// dead: a dead letter is one of the messages, whole, once, and was not acked (P7).
+func (g *groupBook) dead(ds []consumer.DeadLetter) {
+	b := g.s.judge.logs[g.part]
+	last := -1
+	for _, d := range ds {
+		if int(d.Offset) <= last {
+			g.fault("P7: dead letter %d comes after %d", d.Offset, last)
+		}
+		last = int(d.Offset)
+		switch {
+		case last >= len(b.messages) || b.messages[last] == nil:
+			g.fault("P7: dead letter %d is no message", d.Offset)
+		case !bytes.Equal(d.Message.Record.Body, []byte(b.messages[last].m.body)):
+			g.fault("P7: dead letter %d has the body %q, the message had %q", d.Offset, d.Message.Record.Body, b.messages[last].m.body)
+		case g.acked[d.Offset] != nil && g.resets == 0 && !g.again:
+			g.fault("P7: dead letter %d was acked, and that was confirmed", d.Offset)
+		}
+	}
+}

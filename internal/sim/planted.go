@@ -1,0 +1,110 @@
+package sim
+
+import (
+	"math/rand/v2"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/partition"
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// plant is a fault of the simulator's own: something that the broker could get
+// wrong, done here around it, to see that the judge finds it.
+type plant struct {
+	s    *Sim
+	kind string
+	r    *rand.Rand
+	used int
+}
+
+// Plants are the faults that Options.Plant can name, each with what it does and a
+// seed that finds it.
+var Plants = []struct {
+	Name, Text string
+	Seed       uint64
+}{
+	{"unsynced", "writes are called durable before they are on disk", 2},
+	{"unlogged-settle", "some settlements are confirmed and are not in the log", 1},
+	{"lost-row", "some rows of a checkpoint are not written", 2},
+	{"short-replay", "a restart leaves out some commands", 2},
+	{"lost-id", "rows that find duplicates vanish", 6},
+	{"two-hashes", "one key has two hashes, so it has two queues", 2},
+	{"handed-twice", "a delivery is given to two members", 1},
+	{"changed-body", "a message is delivered with another body", 1},
+	{"early-lapse", "what is out is handed out again at once", 1},
+}
+
+func (t *plant) is(kind string, chance float64) bool {
+	if t.kind != kind || t.r.Float64() >= chance {
+		return false
+	}
+	t.used++
+	return true
+}
+
+// settle makes a write durable.
+func (t *plant) settle(n *node, m mark) error {
+	if t.is("unsynced", 1) {
+		return nil
+	}
+	return n.disk.settle(m)
+}
+
+// lies answers a command without proposing it.
+func (t *plant) lies(n *node, cmd []byte, done func(any, error)) bool {
+	if !repeatable(cmd) || !t.is("unlogged-settle", 0.2) {
+		return false
+	}
+	n.later(0, "lie", func() { done([]consumer.SettleResult{{}}, nil) })
+	return true
+}
+
+// rows are what an App writes to.
+func (t *plant) rows(_ *node, r partition.Rows) partition.Rows {
+	if t.kind != "lost-row" {
+		return r
+	}
+	return lossyRows{r, t}
+}
+
+type lossyRows struct {
+	partition.Rows
+	t *plant
+}
+
+func (r lossyRows) Put(key, value []byte) {
+	if !r.t.is("lost-row", 0.05) {
+		r.Rows.Put(key, value)
+	}
+}
+
+// skips tells that a command is not applied.
+func (t *plant) skips(a *app, cmd []byte) bool {
+	return a.restoring && len(cmd) > 1 && cmd[1] != 1 && t.is("short-replay", 0.2)
+}
+
+// hash is a key's hash.
+func (t *plant) hash(h uint64) uint64 {
+	if t.is("two-hashes", 0.5) {
+		return h + 1
+	}
+	return h
+}
+
+// forgetIDs removes rows that find duplicates.
+func (t *plant) forgetIDs(n *node, p partition.PartitionID) {
+	if t.kind != "lost-id" {
+		return
+	}
+	var keys [][]byte
+	_ = n.store.Iterate(logstore.IDs, uint64(p), nil, nil, func(k, _ []byte) bool {
+		keys = append(keys, append([]byte(nil), k...))
+		return true
+	})
+	b := n.store.NewBatch()
+	for _, k := range keys {
+		t.used++
+		_ = b.Delete(logstore.IDs, uint64(p), k)
+	}
+	_ = n.store.CommitNoSync(b)
+}

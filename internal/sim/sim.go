@@ -1,0 +1,321 @@
+package sim
+
+import (
+	"container/heap"
+	"crypto/rand"
+	"fmt"
+	"hash/fnv"
+	"io"
+	"log/slog"
+	"math"
+	mrand "math/rand/v2"
+	"sort"
+	"strings"
+	"time"
+
+	"github.com/cespare/xxhash/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/strandmq/strandmq/partition"
+)
+
+// Options say what to run. Only Seed is needed.
+type Options struct {
+	Seed uint64
+	// Nodes is how many nodes there are, 1 or 3; 0: the seed says.
+	Nodes int
+	// Live heals everything after a while, and demands that all is delivered and
+	// settled then. Otherwise faults go on to the end.
+	Live bool
+	// Without names kinds of faults, and of what operators do, that do not happen.
+	Without []string
+	// Events ends the run after so many; 0: when its time is up.
+	Events int
+	// Plant puts a fault of its own into the run, to see that it is found.
+	Plant string
+	// Log takes every line of the trace. Nil: only the last ones are kept.
+	Log io.Writer
+}
+
+// Result is what became of a run.
+type Result struct {
+	Options Options
+	Err     error         // what was found
+	Events  int           // that happened
+	Time    time.Duration // simulated
+	Trace   uint64        // hash of all that happened
+	Tail    []string      // the last lines of the trace
+	Plan    string
+	Count   Count
+}
+
+// Count is what a run did.
+type Count struct {
+	Nodes, writes, stored, receipts, deliveries, settled, compared, lost, twice int
+	faults                                                                      map[string]int
+}
+
+// String prints the counts in one line.
+func (c Count) String() string {
+	kinds := make([]string, 0, len(c.faults))
+	for k, n := range c.faults {
+		kinds = append(kinds, fmt.Sprintf("%s %d", k, n))
+	}
+	sort.Strings(kinds)
+	return fmt.Sprintf("%d writes, %d messages, %d receipts, %d deliveries, %d settled, %d states compared, %d frames lost, %d commands twice; %s",
+		c.writes, c.stored, c.receipts, c.deliveries, c.settled, c.compared, c.lost, c.twice, strings.Join(kinds, ", "))
+}
+
+// add sums up.
+func (c *Count) add(d Count) {
+	for _, p := range []struct{ to, from *int }{
+		{&c.writes, &d.writes}, {&c.stored, &d.stored}, {&c.receipts, &d.receipts}, {&c.deliveries, &d.deliveries},
+		{&c.settled, &d.settled}, {&c.compared, &d.compared}, {&c.lost, &d.lost}, {&c.twice, &d.twice},
+	} {
+		*p.to += *p.from
+	}
+	if c.faults == nil {
+		c.faults = make(map[string]int)
+	}
+	for k, n := range d.faults {
+		c.faults[k] += n
+	}
+}
+
+// Sim is one run.
+type Sim struct {
+	options Options
+	plan    plan
+	rand    sources
+	now     time.Duration
+	seq     uint64
+	heap    events
+	fiber   *fiber
+	fibers  map[*fiber]func()
+
+	nodes   []*node
+	net     *net
+	judge   *judge
+	clients []client
+	seen    map[seenKey]seen
+	sent    map[string]*message
+	planted plant
+	healed  bool
+
+	count  Count
+	events int
+	err    error
+	hash   *xxhash.Digest
+	tail   []string
+}
+
+type seenKey struct {
+	node partition.NodeID
+	part partition.PartitionID
+}
+
+// sources are the random numbers: each actor has its own, so that what one does less
+// changes little for the others.
+type sources struct {
+	plan, node, disk, net, fault *mrand.Rand
+}
+
+func source(seed uint64, name string) *mrand.Rand {
+	h := fnv.New64a()
+	_, _ = h.Write([]byte(name))
+	return mrand.New(mrand.NewPCG(seed, h.Sum64()))
+}
+
+// between draws a time; short ones more often.
+func (s *Sim) between(r *mrand.Rand, lo, hi time.Duration) time.Duration {
+	if hi <= lo {
+		return lo
+	}
+	f := r.Float64()
+	return lo + time.Duration(f*f*float64(hi-lo))
+}
+
+// seeded is the source of random bytes of those who ask for the system's: raft draws
+// its election jitter from it.
+type seeded struct{ r *mrand.Rand }
+
+func (s seeded) Read(p []byte) (int, error) {
+	for i := range p {
+		p[i] = byte(s.r.Uint32())
+	}
+	return len(p), nil
+}
+
+// Run runs one seed. It takes the place of the process's source of random bytes
+// meanwhile, so only one may run at a time.
+func Run(o Options) Result {
+	was := rand.Reader
+	rand.Reader = seeded{source(o.Seed, "system")}
+	defer func() { rand.Reader = was }()
+	s := &Sim{
+		options: o, plan: draw(o), fibers: make(map[*fiber]func()), seen: make(map[seenKey]seen),
+		sent: make(map[string]*message), hash: xxhash.New(),
+		rand: sources{
+			source(o.Seed, "plan"), source(o.Seed, "node"), source(o.Seed, "disk"), source(o.Seed, "net"), source(o.Seed, "fault"),
+		},
+	}
+	s.count.faults = make(map[string]int)
+	s.planted = plant{s: s, kind: o.Plant, r: source(o.Seed, "plant")}
+	s.run()
+	return Result{
+		Options: o, Err: s.err, Events: s.events, Time: s.now, Trace: s.hash.Sum64(), Tail: s.tail, Plan: s.plan.String(), Count: s.count,
+	}
+}
+
+func (s *Sim) run() {
+	defer s.end()
+	defer func() {
+		if v := recover(); v != nil {
+			if _, ok := v.(found); !ok {
+				panic(v)
+			}
+		}
+	}()
+	s.count.Nodes = s.plan.nodes
+	s.say("seed %d: %v", s.plan.seed, s.plan)
+	s.net = &net{s: s, cuts: make(map[[2]partition.NodeID]bool), slow: 2 * time.Millisecond}
+	s.judge = s.newJudge()
+	for i := range s.plan.nodes {
+		n := &node{s: s, id: partition.NodeID(i + 1), disk: &disk{mem: vfs.NewCrashableMem()}}
+		s.nodes = append(s.nodes, n)
+		if err := n.start(); err != nil {
+			s.fault("%v", err)
+		}
+	}
+	s.clientele()
+	s.faults()
+	s.after(s.plan.length, "end of faults", func() {
+		if s.options.Live {
+			s.heal()
+		} else {
+			s.over("the time is up")
+		}
+	})
+	for len(s.heap) > 0 && (s.options.Events == 0 || s.events < s.options.Events) {
+		e := heap.Pop(&s.heap).(*event)
+		s.now = e.at
+		s.events++
+		_, _ = s.hash.WriteString(e.what)
+		s.note(uint64(e.at))
+		e.do()
+	}
+}
+
+// found ends a run.
+type found struct{}
+
+// fault ends the run: something is wrong.
+func (s *Sim) fault(format string, args ...any) {
+	if s.err == nil {
+		s.err = fmt.Errorf(format, args...)
+		s.say("WRONG: %v", s.err)
+	}
+	if s.fiber == nil {
+		panic(found{})
+	}
+	s.heap = nil // a fiber cannot be left from inside; nothing more happens
+}
+
+// over ends the run without a fault.
+func (s *Sim) over(why string) {
+	s.say("over: %s", why)
+	s.heap = nil
+}
+
+func (s *Sim) end() {
+	s.heap = nil
+	for len(s.fibers) > 0 {
+		for f, stop := range s.fibers {
+			delete(s.fibers, f)
+			was := s.fiber
+			s.fiber = f
+			stop()
+			s.fiber = was
+		}
+	}
+	for _, n := range s.nodes {
+		if n.up {
+			n.up = false
+			n.disk.mu.Lock()
+			n.disk.dead = true
+			n.disk.mu.Unlock()
+			_ = n.store.Close()
+		}
+	}
+}
+
+// say writes a line of the trace.
+func (s *Sim) say(format string, args ...any) {
+	line := fmt.Sprintf("%12.6f  ", s.now.Seconds()) + fmt.Sprintf(format, args...)
+	_, _ = s.hash.WriteString(line)
+	if s.options.Log != nil {
+		fmt.Fprintln(s.options.Log, line)
+	}
+	if len(s.tail) >= 60 {
+		s.tail = append(s.tail[:0], s.tail[20:]...)
+	}
+	s.tail = append(s.tail, line)
+}
+
+// logger takes what nodes complain of.
+func (s *Sim) logger() *slog.Logger {
+	if s.options.Log == nil {
+		return slog.New(slog.DiscardHandler)
+	}
+	return slog.New(slog.NewTextHandler(s.options.Log, &slog.HandlerOptions{Level: slog.LevelError}))
+}
+
+// note puts numbers into the hash of the trace.
+func (s *Sim) note(vs ...uint64) {
+	var b [8]byte
+	for _, v := range vs {
+		for i := range b {
+			b[i] = byte(v >> (8 * i))
+		}
+		_, _ = s.hash.Write(b[:])
+	}
+}
+
+func (s *Sim) node(id partition.NodeID) *node {
+	if int(id) < 1 || int(id) > len(s.nodes) {
+		return nil
+	}
+	return s.nodes[id-1]
+}
+
+func (s *Sim) ids() (ids []partition.NodeID) {
+	for i := range s.plan.nodes {
+		ids = append(ids, partition.NodeID(i+1))
+	}
+	return ids
+}
+
+func (s *Sim) parts() (ps []partition.PartitionID) {
+	for i := range s.plan.parts {
+		ps = append(ps, partition.PartitionID(i+1))
+	}
+	return ps
+}
+
+// leader is a node that leads a partition, as far as clients can know: in the end
+// they ask around.
+func (s *Sim) leader(p partition.PartitionID) *node {
+	var best *node
+	var most uint64
+	for _, n := range s.nodes {
+		if !n.up {
+			continue
+		}
+		if term, leads := n.core.Leads(p); leads && term >= most {
+			best, most = n, term
+		}
+	}
+	return best
+}
+
+const forever = time.Duration(math.MaxInt64)
