@@ -11,6 +11,7 @@ type handOut struct {
 	Attempt   uint32
 	Size      uint32
 	Replayed  bool
+	Settled   bool // by being handed out: the group is at-most-once
 	HandedAt  partition.Millis
 	Deadline  partition.Millis
 	FirstSeen partition.Millis
@@ -242,7 +243,9 @@ func (r rowsOf) known(o partition.Offset) (row deadRow, dead, passed bool, err e
 // handed tells the hand of a hand-out, and settles it where that is the policy.
 func (g *group) handed(i int32, open *openPlan, w int) {
 	if open != nil {
-		open.handed(w, g.handOutOf(i))
+		h := g.handOutOf(i)
+		h.Settled = g.policy.AtMostOnce
+		open.handed(w, h)
 	}
 	if g.policy.AtMostOnce {
 		g.endHandOut(i, notEnded)

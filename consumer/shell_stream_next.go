@@ -27,6 +27,7 @@ type StreamDelivery struct {
 	Deadline  partition.Millis
 	FirstSeen partition.Millis
 	Replayed  bool
+	Settled   bool // by being handed out: the group is at-most-once
 }
 
 // Token makes the delivery token of one delivery.
@@ -133,12 +134,15 @@ func (st *Stream) read(got []gotRun) (out []Handed, back int) {
 	return out, back
 }
 
+func (h *handOut) over(now partition.Millis) bool { return h.Deadline <= now && !h.Settled }
+
 // current sorts hand-outs of a partition, by epoch and offset, and drops those
-// whose time is over and those whose message was handed out again since.
+// whose time is over and those whose message was handed out again since. What is
+// settled has no time: nobody would get it again.
 func current(hs []handOut, now partition.Millis) []handOut {
 	fine := true
 	for i := range hs {
-		if hs[i].Deadline <= now || i > 0 && (hs[i].Epoch != hs[0].Epoch || hs[i].Offset <= hs[i-1].Offset) {
+		if hs[i].over(now) || i > 0 && (hs[i].Epoch != hs[0].Epoch || hs[i].Offset <= hs[i-1].Offset) {
 			fine = false
 			break
 		}
@@ -146,7 +150,7 @@ func current(hs []handOut, now partition.Millis) []handOut {
 	if fine {
 		return hs
 	}
-	hs = slices.DeleteFunc(slices.Clone(hs), func(h handOut) bool { return h.Deadline <= now })
+	hs = slices.DeleteFunc(slices.Clone(hs), func(h handOut) bool { return h.over(now) })
 	slices.SortFunc(hs, func(a, b handOut) int {
 		return cmp.Or(cmp.Compare(a.Epoch, b.Epoch), cmp.Compare(a.Offset, b.Offset), cmp.Compare(b.Number, a.Number))
 	})
@@ -190,7 +194,7 @@ func (st *Stream) handed(part partition.PartitionID, hs []handOut) (Handed, bool
 		x := &hs[i]
 		h.Deliveries[i] = StreamDelivery{
 			Message: raws[i], Fence: x.Number, Ordinal: x.Ordinal, Attempt: x.Attempt,
-			HandedAt: x.HandedAt, Deadline: x.Deadline, FirstSeen: x.FirstSeen, Replayed: x.Replayed,
+			HandedAt: x.HandedAt, Deadline: x.Deadline, FirstSeen: x.FirstSeen, Replayed: x.Replayed, Settled: x.Settled,
 		}
 		blk.items[i] = keptItem{offset: x.Offset, handOut: x.Number, ordinal: x.Ordinal}
 	}

@@ -32,11 +32,12 @@ func (a consumeAPI) Subscribe(ctx context.Context, req *strandmqv1.SubscribeRequ
 	m.flow.release() // all that the caller sends has come
 	m.window = newWindow(func(n int) { _ = m.addCredit(n) })
 	m.send = func(f *frame) error {
+		settled := 0
 		for i := range f.deliveries {
-			m.window.add(&f.deliveries[i])
+			settled += m.window.add(&f.deliveries[i])
 		}
 		m.stream.Forget() // they have tokens
-		return m.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
+		err := m.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
 			out := &strandmqv1.SubscribeResponse{Deliveries: ds, Assignment: f.assignment, IdleReason: f.idle}
 			if f.first {
 				out.Session = sessionText(coordinator.GroupID(m.group), m.member, m.session)
@@ -44,6 +45,10 @@ func (a consumeAPI) Subscribe(ctx context.Context, req *strandmqv1.SubscribeRequ
 			f.first, f.assignment = false, nil
 			return stream.Send(out)
 		})
+		if err == nil && settled > 0 {
+			err = m.addCredit(settled)
+		}
+		return err
 	}
 	if err := m.addCredit(size); err != nil {
 		return err

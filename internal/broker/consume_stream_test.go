@@ -673,6 +673,7 @@ func TestSubscribe(t *testing.T) {
 	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir(), func(c *Config) { c.SessionTimeout = time.Second })
 	t.Run("protocols", func(t *testing.T) { testSubscribe(t, b) })
+	t.Run("at-most-once", func(t *testing.T) { testSubscribeAtMostOnce(t, b) })
 	a := newAPI(t, b.URL())
 	for _, c := range []struct {
 		req    *strandmqv1.SubscribeRequest
@@ -690,6 +691,25 @@ func TestSubscribe(t *testing.T) {
 			err = s.Err()
 		}
 		wantReason(t, err, c.reason)
+	}
+}
+
+// What an at-most-once group is sent is settled: the window is open again at once,
+// and not when a deadline passes.
+func testSubscribeAtMostOnce(t *testing.T, b *Broker) {
+	a := newAPI(t, b.URL())
+	a.topic(t, "at-most-once", 1)
+	p := patient()
+	p.AtMostOnce = new(true)
+	a.group(t, "at-most-once", "g", p)
+	a.fill(t, "at-most-once", 20, 20)
+	c, cut := context.WithCancel(ctx(t))
+	defer cut()
+	s, _ := a.subscribe(t, c, &strandmqv1.SubscribeRequest{Topic: "at-most-once", Group: "g", Member: "m", Window: 5})
+	for n := 0; n < 20; n += len(s.Msg().GetDeliveries()) {
+		if !s.Receive() {
+			t.Fatalf("after %d of 20: %v", n, s.Err())
+		}
 	}
 }
 

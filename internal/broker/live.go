@@ -88,13 +88,20 @@ func newWindow(free func(n int)) *window {
 	return &window{free: free, out: map[handed]partition.Millis{}}
 }
 
-// add notes deliveries on their way to the member.
-func (w *window) add(h *consumer.Handed) {
+// add notes deliveries on their way to the member, and tells how many of them are
+// settled already: they make room when they are sent.
+func (w *window) add(h *consumer.Handed) (settled int) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for i := range h.Deliveries {
-		w.out[handed{h.Partition, h.Deliveries[i].Fence}] = h.Deliveries[i].Deadline
+		d := &h.Deliveries[i]
+		if d.Settled {
+			settled++
+			continue
+		}
+		w.out[handed{h.Partition, d.Fence}] = d.Deadline
 	}
+	return settled
 }
 
 func (w *window) settled(list []consumer.Settlement, results []consumer.SettleResult) {
