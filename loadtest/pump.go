@@ -175,7 +175,7 @@ func (p *pump) paced(stop <-chan struct{}) error {
 	for tick := int64(0); tick < end; tick += burst {
 		now := p.d.since()
 		if now > end+int64(grace) {
-			return nil // it cannot keep up
+			return p.flush() // it cannot keep up
 		}
 		if tick > now {
 			if err := p.flush(); err != nil {

@@ -174,6 +174,23 @@ func TestShapeRefused(t *testing.T) {
 	}
 }
 
+// A schedule that cannot be kept: what went out is answered, the rest is unsent,
+// and both are in the latencies.
+func TestShapeOverloaded(t *testing.T) {
+	t.Parallel()
+	b := newTextbook()
+	b.slow = 1500 * time.Millisecond
+	s, c := quick(t, "w3")
+	s.Warmup, s.Time, c.InFlight = 0, 300*time.Millisecond, 10
+	rep, err := RunShape(t.Context(), serve(t, &wired{b: b}), s, c, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if p := rep.Publish; p.Unsent == 0 || p.Messages+p.Unsent != 300 || p.Latency.Count != 300 || p.Latency.P50 < 1000 || rep.Verdict.Outcome != Kept {
+		t.Errorf("%+v, verdict %+v", p, rep.Verdict)
+	}
+}
+
 // A shape that is interrupted publishes no more; what it has published is still
 // consumed and judged, and nothing is left behind.
 func TestShapeInterrupted(t *testing.T) {

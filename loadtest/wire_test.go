@@ -151,7 +151,6 @@ func (w *wired) store(topic string, messages []*strandmqv1.Message, batch []byte
 		w.records += len(list)
 	}
 	w.mu.Unlock()
-	// A retry is recognised by its ids, as a broker does.
 	var run *strandmqv1.ReceiptRun
 	var fault error
 	w.b.Publisher(topic).Send(context.Background(), list, func(receipts []*Receipt, err error) {
@@ -191,10 +190,11 @@ func (w *wired) PublishStream(_ context.Context, s *connect.BidiStream[strandmqv
 			w.batches++
 			at, reason, _ := strings.Cut(w.refuse, "/")
 			refused := at == strconv.FormatUint(w.batches, 10)
-			snap := w.breakAt > 0 && number > w.breakAt && !w.broken
+			// What was stored before has its answer: a textbook does not tell repeats.
+			snap := w.breakAt > 0 && number > w.breakAt && !w.broken && len(res.GetResults()) == 0
 			w.broken = w.broken || snap
 			w.mu.Unlock()
-			if snap { // in the middle of a frame; what was stored of it has no answer
+			if snap {
 				return problem("SHUTTING_DOWN", 1)
 			}
 			if refused {
