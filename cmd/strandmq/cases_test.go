@@ -32,6 +32,7 @@ func TestCases(t *testing.T) {
 	}{
 		{"c16_dedupe_over_kills", dedupeOverKills, nil},
 		{"c1_nack_or_lapse", nackOrLapse, vanishing},
+		{"c3_one_key_among_comers", oneKeyAmongComers, vanishing},
 		{"c5_attempts_survive_restarts", attemptsSurviveRestarts, nil},
 		{"c6_crash_and_hang_count", crashAndHangCount, vanishing},
 		{"c7_stale_tokens", staleTokens, vanishing},
@@ -39,6 +40,8 @@ func TestCases(t *testing.T) {
 		{"c10_dead_letters_whole", deadLettersWhole, nil},
 		{"c12_replay_in_order", replayInOrder, nil},
 		{"c13_park_and_limit", parkAndLimit, nil},
+		{"c15_success_is_kept", successIsKept, nil},
+		{"c19_lag_and_retention", lagAndRetention, nil},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			t.Parallel()
