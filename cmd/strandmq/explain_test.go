@@ -5,6 +5,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 // Whatever is at the other end, the error says what to do.
@@ -29,6 +31,21 @@ func TestWhatIsNoBroker(t *testing.T) {
 		code, out, talk := strandmq(t, c.server, "", "topic", "list")
 		if code != c.code || out != "" || !strings.Contains(talk, c.want) {
 			t.Errorf("%s: code %d, out %q, talk %q; want %d and %q", c.server, code, out, talk, c.code, c.want)
+		}
+	}
+}
+
+// A refusal says what "it" is.
+func TestRefusalText(t *testing.T) {
+	for _, c := range []struct{ field, want string }{
+		{"messages[3].key", "key: it is empty"},
+		{"messages[3].headers[0].name", "headers[0].name: it is empty"},
+		{"messages[3]", "it is empty"},
+		{"", "it is empty"},
+		{"topic", "topic: it is empty"},
+	} {
+		if got := refusalText(&strandmqv1.Problem{Field: c.field, Message: "it is empty"}); got != c.want {
+			t.Errorf("%q: %q, want %q", c.field, got, c.want)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -169,7 +170,7 @@ func (a *app) publishOne(ctx context.Context, p *publisher, f *publishFlags, key
 		return err
 	}
 	if refused := results[0].GetProblem(); refused != nil {
-		return fmt.Errorf("refused: %s", refused.GetMessage())
+		return fmt.Errorf("refused: %s", refusalText(refused))
 	}
 	r := results[0].GetReceipt()
 	if a.json() {
@@ -259,7 +260,7 @@ func (a *app) publishLines(ctx context.Context, p *publisher, in *ndjson.Reader,
 					m.end()
 					a.talk("%s", summary())
 					return fmt.Errorf("line %d of %s was refused: %s; %s, mend it and run the same command again: nothing is stored twice",
-						b.lines[i], name, refused.GetMessage(), before(b.lines[i]))
+						b.lines[i], name, refusalText(refused), before(b.lines[i]))
 				}
 				if r.GetReceipt().GetDuplicate() {
 					duplicates++
@@ -293,6 +294,18 @@ func (a *app) publishLines(ctx context.Context, p *publisher, in *ndjson.Reader,
 		return fmt.Errorf("reading %s %w", name, b.err)
 	}
 	return context.Cause(ctx)
+}
+
+// inBatch is the part of a field's name that says which message of a batch it is
+// in: lines say it better.
+var inBatch = regexp.MustCompile(`^messages\[\d+\]\.?`)
+
+// refusalText is what was refused and why: "key: it is empty; …".
+func refusalText(p *strandmqv1.Problem) string {
+	if field := inBatch.ReplaceAllString(p.GetField(), ""); field != "" {
+		return field + ": " + p.GetMessage()
+	}
+	return p.GetMessage()
 }
 
 // readBatches reads the input into batches; the last one carries why it ended.

@@ -174,6 +174,46 @@ func make1001() []*strandmqv1.Settlement {
 
 // What is wrong with single messages: refused one by one, in their places, and
 // their neighbours stored.
+// A body that does not come whole gets a typed answer without addresses, over
+// every protocol and compressed or not, and no second one.
+func TestBodyThatDoesNotCome(t *testing.T) {
+	b := start(t, t.TempDir(), func(c *Config) { c.TransferTime = time.Second })
+	for _, c := range []struct {
+		name, path, headers string
+		cut                 bool // the caller is done sending; else it stalls
+		status, reason      string
+	}{
+		{"stalled", "/strandmq.v1.PublishService/Publish", "Content-Type: application/json\r\n", false, "HTTP/1.1 408 ", "REQUEST_SLOW"},
+		{"stalled, binary", "/strandmq.v1.TopicService/ListTopics", "Content-Type: application/proto\r\n", false, "HTTP/1.1 408 ", "REQUEST_SLOW"},
+		{"stalled, compressed", "/strandmq.v1.PublishService/Publish", "Content-Type: application/json\r\nContent-Encoding: gzip\r\n", false, "HTTP/1.1 408 ", "REQUEST_SLOW"},
+		{"stalled, gRPC-Web", "/strandmq.v1.PublishService/Publish", "Content-Type: application/grpc-web+proto\r\n", false, "HTTP/1.1 200 ", "within 1s"},
+		{"cut off", "/strandmq.v1.PublishService/Publish", "Content-Type: application/json\r\n", true, "HTTP/1.1 400 ", "BAD_REQUEST"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", strings.TrimPrefix(b.URL(), "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 1000\r\n\r\n{", c.path, c.headers)
+			if c.cut {
+				if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			text, _ := io.ReadAll(conn) // to the end: the connection is closed
+			if !strings.HasPrefix(string(text), c.status) || !strings.Contains(string(text), c.reason) {
+				t.Errorf("got %q", text)
+			}
+			if strings.Contains(string(text), "127.0.0.1") || strings.Contains(string(text), "tcp") || strings.Count(string(text), "HTTP/1.1") != 1 {
+				t.Errorf("it tells too much: %q", text)
+			}
+		})
+	}
+}
+
 func TestBadMessages(t *testing.T) {
 	b := start(t, t.TempDir())
 	a := newAPI(t, b.URL())

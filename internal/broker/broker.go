@@ -66,6 +66,20 @@ type Broker struct {
 	closeErr error
 }
 
+// crowded tells of connections that are closed as they come, since who opened
+// them hears nothing. A flood of them is one line a minute.
+func (b *Broker) crowded() func(netip.Addr) {
+	var last time.Time // Accept is called by one goroutine
+	return func(from netip.Addr) {
+		b.metrics.crowded.WithLabelValues().Inc()
+		if now := time.Now(); last.IsZero() || now.Sub(last) >= time.Minute {
+			last = now
+			b.log.Warn("a connection was closed as it came: its address has as many open as one may have; the metric connections_refused_total counts them",
+				"from", from, "limit", b.cfg.ConnectionsPerAddress)
+		}
+	}
+}
+
 // Start opens the data folder, brings every partition up, finishes what a stop
 // left half done, and serves. It returns when calls are answered; while it reads
 // the log, /livez answers and /readyz says no. Errors are *StartError.
@@ -92,10 +106,7 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 		b.stopCalls()
 		return nil, listenError(cfg.Listen, err)
 	}
-	each := limitPerAddress(l, cfg.ConnectionsPerAddress, func(from netip.Addr) {
-		b.metrics.crowded.WithLabelValues().Inc()
-		b.log.Debug("a connection was refused: its address has as many as one may have", "from", from, "limit", cfg.ConnectionsPerAddress)
-	})
+	each := limitPerAddress(l, cfg.ConnectionsPerAddress, b.crowded())
 	b.listener = netutil.LimitListener(each, cfg.Connections) // what is beyond waits in the kernel
 	b.server = b.newServer()
 	b.running.Go(func() {

@@ -78,6 +78,7 @@ var table = []row{
 	{"LIMIT_REACHED", "resource_exhausted", "A limit on the number of topics, partitions, groups or members is reached.", "Delete what is not needed, or raise the limit."},
 	{"CANCELED", "canceled", "The caller gave up.", "Nothing."},
 	{"DEADLINE", "deadline_exceeded", "The caller's time ran out before the answer. What was asked may still happen.", "Ask again; publish with ids and settle calls are safe to repeat."},
+	{"REQUEST_SLOW", "deadline_exceeded", "The body of a request did not arrive within 30 seconds. Nothing of it was done, and the connection is closed.", "Send the request in one go; for what is produced slowly use a stream."},
 
 	// The web's: what keeps other sites' pages out of a broker on loopback.
 	{"HOST_NOT_ALLOWED", "permission_denied", "The Host header is not one that this broker answers to.", "Use localhost or 127.0.0.1, or start with --allowed-host."},

@@ -5,11 +5,13 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"mime"
 	"net"
 	"net/http"
+	"os"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -216,6 +218,7 @@ type body struct {
 	read    int64
 	held    int64 // counted into guard.flight
 	over    bool  // it was cut at its limit
+	late    bool  // it did not arrive in its time
 	arrived func()
 }
 
@@ -237,7 +240,24 @@ func (b *body) Read(p []byte) (int, error) {
 		b.over = true
 		return n, wireError(tooLarge(b.limit))
 	}
+	if err != nil && !errors.Is(err, io.EOF) {
+		return n, b.broke(err)
+	}
 	return n, err
+}
+
+// broke words why a body did not come whole. What the network says has addresses
+// in it, which are nobody's business.
+func (b *body) broke(err error) error {
+	switch {
+	case errors.Is(err, os.ErrDeadlineExceeded):
+		b.late = true
+		b.guard.rejected("REQUEST_SLOW")
+		return wireError(&refusal{reason: "REQUEST_SLOW", text: fmt.Sprintf("the request's body was not here within %v: send it in one go", b.guard.bodyTime)})
+	case errors.Is(err, io.ErrUnexpectedEOF):
+		return wireError(refuse("BAD_REQUEST", "", "the request ended before its body was whole: send as many bytes as Content-Length says"))
+	}
+	return wireError(&refusal{reason: "CANCELED", text: "the connection broke while the request was read"})
 }
 
 func (b *body) Close() error { return b.from.Close() }
@@ -260,9 +280,17 @@ func (a *answer) Flush() { _ = a.rc.Flush() }
 
 // WriteHeader gives a body that proved too large on the way the same status as
 // one that said so beforehand: the RPC library's would have clients try again.
+// After a body that did not come in time the connection ends: what else of it
+// comes would be taken for the next request.
 func (a *answer) WriteHeader(status int) {
 	if status == http.StatusTooManyRequests && a.to != nil && a.to.over {
 		status = http.StatusRequestEntityTooLarge
+	}
+	if a.to != nil && a.to.late {
+		a.Header().Set("Connection", "close")
+		if status == http.StatusGatewayTimeout {
+			status = http.StatusRequestTimeout
+		}
 	}
 	a.ResponseWriter.WriteHeader(status)
 }

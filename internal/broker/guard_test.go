@@ -3,7 +3,6 @@ package broker
 import (
 	"bufio"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -245,7 +244,7 @@ func TestGuardTime(t *testing.T) {
 	}
 	defer conn.Close()
 	fmt.Fprintf(conn, "POST /trickle HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
-	if err := <-fail; err == nil || errors.Is(err, io.EOF) {
+	if err := <-fail; translateWire(err) != "REQUEST_SLOW" {
 		t.Fatalf("a body that does not come ended with %v", err)
 	}
 	for range 2 { // the second one on the same connection

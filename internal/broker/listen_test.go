@@ -1,10 +1,17 @@
 package broker
 
 import (
+	"bytes"
+	"context"
 	"io"
+	"log/slog"
 	"net"
+	"net/http/httptest"
 	"net/netip"
+	"strings"
 	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
 )
 
 // from is a connection from anywhere.
@@ -30,6 +37,24 @@ func (q *queue) Accept() (net.Conn, error) {
 }
 func (q *queue) Close() error   { return nil }
 func (q *queue) Addr() net.Addr { return nil }
+
+// What is closed as it comes is counted each time, and told once a minute.
+func TestCrowdedIsTold(t *testing.T) {
+	var out bytes.Buffer
+	b := &Broker{cfg: Config{ConnectionsPerAddress: 7}, log: slog.New(slog.NewTextHandler(&out, nil)), metrics: newMetrics("test")}
+	refused := b.crowded()
+	for range 3 {
+		refused(netip.MustParseAddr("192.0.2.1"))
+	}
+	if log := out.String(); strings.Count(log, "level=WARN") != 1 || !strings.Contains(log, "from=192.0.2.1 limit=7") {
+		t.Errorf("the log says %q", log)
+	}
+	page := httptest.NewRecorder()
+	b.metrics.handler(func(context.Context, chan<- prometheus.Metric) {}).ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
+	if !strings.Contains(page.Body.String(), "\nstrandmq_connections_refused_total 3\n") {
+		t.Errorf("the metrics say %s", page.Body)
+	}
+}
 
 func TestConnectionsPerAddress(t *testing.T) {
 	q := &queue{}
