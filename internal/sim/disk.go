@@ -29,7 +29,6 @@ type disk struct {
 	current *logFile // the newest log
 	files   int
 	failing error // what the next fsync of a log ends with
-	failed  bool  // one did
 }
 
 // mark is how much of which log a write reaches.
@@ -109,13 +108,6 @@ func (d *disk) fail() {
 	d.mu.Unlock()
 }
 
-// bad tells whether an fsync failed.
-func (d *disk) bad() bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.failed
-}
-
 // kept is how many bytes of the newest log are durable.
 func (d *disk) kept() mark {
 	d.mu.Lock()
@@ -181,7 +173,7 @@ func (f *logFile) Sync() error {
 	f.syncs++
 	f.d.called.Broadcast()
 	if err := f.d.failing; err != nil && !f.d.dead {
-		f.d.failing, f.d.failed = nil, true
+		f.d.failing = nil
 		return err
 	}
 	return nil

@@ -66,7 +66,7 @@ func (s *Sim) strike(kind string) {
 		undo(s.between(r, 100*time.Millisecond, 10*time.Second), func() { n.stalls = 0 })
 	case "fsync":
 		s.say("%v: the next fsync fails", n.id)
-		n.disk.fail()
+		n.failing = true
 	case "jump":
 		by := s.between(r, time.Millisecond, time.Hour)
 		if r.IntN(2) == 0 {
@@ -135,9 +135,7 @@ func (s *Sim) heal() {
 	for _, n := range s.nodes {
 		n.stalls = 0
 		n.setClock(0, 0)
-		n.disk.mu.Lock()
-		n.disk.failing = nil
-		n.disk.mu.Unlock()
+		n.failing = false
 		n.back()
 	}
 	for _, c := range s.clients {

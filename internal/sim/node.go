@@ -29,12 +29,13 @@ type node struct {
 	shell *consumer.Shell
 	apps  map[partition.PartitionID]*app
 
-	writes []flight
-	stalls time.Duration // the disk takes so much longer for each write
-	busy   bool          // a step is to come
-	wakeAt time.Duration // 0: none is to come
-	calls  []*pending    // of clients, in order
-	ended  int           // of those
+	writes  []flight
+	stalls  time.Duration // the disk takes so much longer for each write
+	failing bool          // the next fsync fails
+	busy    bool          // a step is to come
+	wakeAt  time.Duration // 0: none is to come
+	calls   []*pending    // of clients, in order
+	ended   int           // of those
 
 	skew  float64 // the clock runs so much faster than time
 	ahead time.Duration
@@ -90,7 +91,7 @@ func (n *node) start() error {
 	if err != nil {
 		return fmt.Errorf("%v does not come back: %w", n.id, err)
 	}
-	n.up, n.busy, n.wakeAt = true, false, 0
+	n.up, n.busy, n.wakeAt, n.failing = true, false, 0, false
 	n.shell = consumer.NewShellOver(&edge{n, n.boot}, clusterSecret)
 	n.shell.Now = n.clock
 	for _, p := range n.s.parts() {
@@ -165,13 +166,6 @@ func (n *node) step() {
 			f.mark = n.disk.written(before)
 			f.at += n.s.between(n.s.rand.disk, 300*time.Microsecond, 4*time.Millisecond) + n.stalls
 			n.s.count.writes++
-			if n.disk.bad() {
-				// The store hears of it in its own time; here it is now.
-				<-n.store.Failed()
-				n.writes = append(n.writes, f)
-				n.broke(n.store.Err())
-				return
-			}
 		}
 		if k := len(n.writes); k > 0 {
 			f.at = max(f.at, n.writes[k-1].at)
@@ -189,6 +183,11 @@ func (n *node) step() {
 // durable tells the core of its oldest write.
 func (n *node) durable() {
 	f := n.writes[0]
+	if f.w.Synced() && n.failing {
+		n.failing = false
+		n.broke(n.failSync())
+		return
+	}
 	if f.w.Synced() {
 		if err := n.s.planted.settle(n, f.mark); err != nil {
 			n.broke(err)
@@ -202,6 +201,21 @@ func (n *node) durable() {
 	}
 	n.send()
 	n.kick()
+}
+
+// failSync has an fsync fail, and returns what the store makes of it. It is one of its
+// own, which is waited for: when the store hears of one that it does not wait for is a
+// matter of real time.
+func (n *node) failSync() error {
+	n.disk.fail()
+	p, err := n.store.Commit(n.store.NewBatch())
+	if err == nil {
+		err = p.Wait()
+	}
+	if err == nil {
+		err = errors.New("an fsync that fails was not noticed")
+	}
+	return err
 }
 
 // arm has a step come when the core asked for one.
@@ -230,7 +244,7 @@ func (n *node) broke(err error) {
 	if n.store.Err() == nil {
 		n.s.fault("%v stopped, and its store did not fail: %v", n.id, err)
 	}
-	n.s.say("%v stops: %v", n.id, err)
+	n.s.say("%v stops: its store failed", n.id) // of which file is Pebble's affair
 	n.core.Fail(err)
 	n.off("fsync error", n.s.rand.fault.IntN(3))
 	n.s.after(n.s.between(n.s.rand.fault, 100*time.Millisecond, 3*time.Second), "start", n.back)
