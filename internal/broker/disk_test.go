@@ -56,6 +56,7 @@ func TestDiskReserve(t *testing.T) {
 // While the disk is nearly full nothing is published, and all that can make room
 // goes on. With room again, so does publishing, by itself.
 func TestNearlyFullDisk(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir())
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)

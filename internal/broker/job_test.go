@@ -413,6 +413,7 @@ func TestSessions(t *testing.T) {
 // partitions, and nothing that it holds: a deadline that was told is kept. Any
 // call brings it back, with the same session and the same deliveries.
 func TestSessionTimeout(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	dir := t.TempDir()
 	change := func(c *Config) { c.SessionTimeout = time.Second }
 	b := start(t, dir, change)

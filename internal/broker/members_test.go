@@ -155,6 +155,7 @@ func work(ctx context.Context, t *testing.T, a api, group, member string, seed i
 // Deleting a group or a topic with members at work is nothing to warn of: what
 // they hold goes with it.
 func TestDeletingWithOpenSessions(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	log := &lockedBuffer{}
 	b := start(t, t.TempDir(), func(c *Config) {
 		c.Logger = slog.New(slog.NewTextHandler(log, &slog.HandlerOptions{Level: slog.LevelWarn}))

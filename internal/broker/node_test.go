@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"flag"
 	"log/slog"
 	"net"
 	"net/http"
@@ -16,6 +17,15 @@ import (
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// The tests that run at the same time wait for clocks and processes, so there may
+// be more of them than processors, unless the command line says otherwise.
+func init() { //nolint:gochecknoinits // before the command line is read, and TestMain has one form
+	testing.Init()
+	if err := flag.Set("test.parallel", "16"); err != nil {
+		panic(err)
+	}
+}
 
 // start runs a broker on a folder until the test ends.
 func start(t testing.TB, dir string, change ...func(*Config)) *Broker {

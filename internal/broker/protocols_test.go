@@ -345,6 +345,7 @@ func TestConnectWeb(t *testing.T) {
 			t.Skipf("skipped: npm ci failed, perhaps without network: %v\n%s", err, out)
 		}
 	}
+	t.Parallel() // it waits for processes
 	b := start(t, t.TempDir())
 	for _, transport := range []string{"connect-json", "connect-binary", "grpc-web"} {
 		t.Run(transport, func(t *testing.T) {

@@ -314,6 +314,7 @@ func TestPublishStreamWaitsForRoom(t *testing.T) {
 // Streams that are cut at any stage leave whole batches, in order and without
 // gaps, and nothing in the broker.
 func TestPublishStreamCut(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir())
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)
