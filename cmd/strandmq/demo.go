@@ -59,7 +59,7 @@ two groups afresh.`,
 			return b.Close()
 		}
 		a.nextSteps(b.URL())
-		return a.serve(cmd.Context(), b)
+		return a.serve(cmd.Context(), b, closeTime)
 	})
 	c.Flags().StringVar(&data, "data", env("STRANDMQ_DATA", defaultData), "the data folder; made if it does not exist")
 	c.Flags().StringVar(&listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")

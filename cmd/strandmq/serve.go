@@ -60,7 +60,7 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 			return startFailure(err)
 		}
 		a.talk("serving at %s, data in %s; Ctrl-C stops", b.URL(), f.data)
-		return a.serve(cmd.Context(), b)
+		return a.serve(cmd.Context(), b, closeTime)
 	})
 	fl := c.Flags()
 	fl.StringVar(&f.data, "data", env("STRANDMQ_DATA", defaultData), "the data folder; made if it does not exist")
@@ -95,8 +95,15 @@ func startFailure(err error) error {
 	return err
 }
 
-// serve waits until the broker is told to stop or fails.
-func (a *app) serve(ctx context.Context, b *broker.Broker) error {
+// served is a broker that runs, as far as serve has to do with it.
+type served interface {
+	Failed() <-chan error
+	Close() error
+}
+
+// serve waits until the broker is told to stop or fails. One that failed has
+// patience to close.
+func (a *app) serve(ctx context.Context, b served, patience time.Duration) error {
 	select {
 	case <-ctx.Done():
 		a.talk("stopping")
@@ -111,7 +118,7 @@ func (a *app) serve(ctx context.Context, b *broker.Broker) error {
 		}()
 		select {
 		case <-closed:
-		case <-time.After(closeTime):
+		case <-time.After(patience):
 			a.talk("the disk does not let go of the data folder; ending without it")
 		}
 		return fmt.Errorf("the broker stopped: %w", err)

@@ -15,7 +15,8 @@ import (
 // failed one keeps its place, so that another one may run beside it.
 type compactions struct {
 	first, longest time.Duration
-	met            atomic.Int64 // when a compaction last met damage, unix nanoseconds
+	every          time.Duration // how often it is looked whether one more may run
+	met            atomic.Int64  // when a compaction last met damage, unix nanoseconds
 	ending         chan struct{}
 	once           sync.Once
 
@@ -29,11 +30,8 @@ type compactions struct {
 	stop     chan struct{}
 }
 
-// grantEvery is how often it is looked whether one more compaction may run.
-const grantEvery = 100 * time.Millisecond
-
 func newCompactions(first time.Duration) *compactions {
-	c := &compactions{first: first, longest: 64 * first, ending: make(chan struct{}), stop: make(chan struct{})}
+	c := &compactions{first: first, longest: 64 * first, every: max(first/10, time.Millisecond), ending: make(chan struct{}), stop: make(chan struct{})}
 	c.granted = sync.NewCond(&c.mu)
 	return c
 }
@@ -48,7 +46,7 @@ func (c *compactions) end() { c.once.Do(func() { close(c.ending) }) }
 func (c *compactions) Register(_ int, db pebble.DBForCompaction) {
 	c.db = db
 	go func() {
-		t := time.NewTicker(grantEvery)
+		t := time.NewTicker(c.every)
 		defer t.Stop()
 		for {
 			select {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"hash/crc32"
 	"maps"
 	"math/rand/v2"
 	"path"
@@ -292,43 +293,51 @@ func (m model) with(p uint64) model {
 // refuse to open, or refuse to read what is damaged, or have lost nothing.
 func TestCorruption(t *testing.T) {
 	t.Parallel()
-	table := map[string]*[4]int{}
 	n := trials(1)
-	total := 0
 	for round := range max(1, n/50) {
 		pictures := makePictures(t, 7+uint64(round))
 		for _, state := range slices.Sorted(maps.Keys(pictures)) {
-			pic := pictures[state]
-			for _, name := range slices.Sorted(maps.Keys(pic.now)) {
-				for _, how := range faults {
-					count := min(n, 50) * 2
-					switch {
-					case how == "delete" || how == "stale" || testing.Short():
-						count = 1
-					case kind(name) == "MANIFEST", kind(name) == "log", kind(name) == "WITNESS":
-						count *= 4
-					}
-					for i := range count {
-						rng := rand.New(rand.NewPCG(uint64(round)<<32|uint64(i), uint64(len(name))))
-						bad, what := pic.now.damage(rng, pic.old, name, how)
-						if bad == nil {
-							continue
-						}
-						key := fmt.Sprintf("%-8s %-8s %s", state, how, kind(name))
-						if table[key] == nil {
-							table[key] = &[4]int{}
-						}
-						out, err := trial(t, bad, pic.want)
-						if out == refused && !mayRefuse(t, pic.now, bad) {
-							out, err = silent, errors.New("refused to open, and not silent, but for no reason that is written down")
-						}
-						if err != nil {
-							t.Errorf("%s: %s: SILENT: %v", state, what, err)
-						}
-						table[key][out]++
-						total++
-					}
+			t.Run(fmt.Sprint(state, round), func(t *testing.T) {
+				t.Parallel()
+				corrupt(t, pictures[state], state, round, min(n, 50))
+			})
+		}
+	}
+}
+
+// corrupt damages a store in one state: each file in each way as often as count
+// says, those in which much depends on the place more often.
+func corrupt(t *testing.T, pic picture, state string, round, count int) {
+	table := map[string]*[4]int{}
+	total := 0
+	for _, name := range slices.Sorted(maps.Keys(pic.now)) {
+		for _, how := range faults {
+			count := count
+			switch {
+			case how == "delete" || how == "stale" || testing.Short():
+				count = 1
+			case kind(name) == "MANIFEST", kind(name) == "log", kind(name) == "WITNESS":
+				count *= 6
+			}
+			for i := range count {
+				rng := rand.New(rand.NewPCG(uint64(round)<<32|uint64(i), uint64(crc32.ChecksumIEEE([]byte(name+how)))))
+				bad, what := pic.now.damage(rng, pic.old, name, how)
+				if bad == nil {
+					continue
 				}
+				key := fmt.Sprintf("%-8s %-8s %s", state, how, kind(name))
+				if table[key] == nil {
+					table[key] = &[4]int{}
+				}
+				out, err := trial(t, bad, pic.want)
+				if out == refused && !mayRefuse(t, pic.now, bad) {
+					out, err = silent, errors.New("refused to open, and not silent, but for no reason that is written down")
+				}
+				if err != nil {
+					t.Errorf("%s: %s: SILENT: %v", state, what, err)
+				}
+				table[key][out]++
+				total++
 			}
 		}
 	}

@@ -45,6 +45,9 @@ func (s *Store) preflight(t testimony) (logReport, error) {
 	if err := s.checkEngineFormat(dir); err != nil {
 		return rep, err
 	}
+	if err := s.checkSettings(dir, ls); err != nil {
+		return rep, err
+	}
 	num, size, err := currentManifest(s.cfg.FS, dir)
 	if err != nil {
 		return rep, s.missing("MANIFEST", "the list of tables is gone", err)
@@ -72,6 +75,30 @@ func (s *Store) preflight(t testimony) (logReport, error) {
 		return rep, err
 	}
 	return s.checkLogs(dir, ls, m.minLog, t.state == stateClosed)
+}
+
+// checkSettings reads the newest file of the engine's settings, as the engine
+// does: it does not open under others than it was made with.
+func (s *Store) checkSettings(dir string, ls []string) error {
+	newest := ""
+	for _, name := range ls {
+		if strings.HasPrefix(name, "OPTIONS-") && name > newest {
+			newest = name
+		}
+	}
+	if newest == "" {
+		return nil
+	}
+	data, err := readAll(s.cfg.FS, s.cfg.FS.PathJoin(dir, newest))
+	if err != nil {
+		return err
+	}
+	o := s.pebbleOptions(true)
+	o.EnsureDefaults()
+	if err := o.CheckCompatibility(dir, string(data)); err != nil {
+		return &ErrDamaged{Dir: s.cfg.Dir, File: newest, What: "the engine's settings are not what was written", Err: err}
+	}
+	return nil
 }
 
 // missing tells a file that is not there from one that cannot be looked at.

@@ -77,7 +77,7 @@ func powerCut(t *testing.T, seed uint64, unsynced bool) error {
 
 func TestPowerCut(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(trials(40)) {
+	for seed := range uint64(trials(30)) {
 		if err := powerCut(t, seed, false); err != nil {
 			t.Fatalf("seed %d: %v", seed, err)
 		}
