@@ -32,6 +32,13 @@ func TestOnePartitionStops(t *testing.T) {
 		t.Fatal("the partition goes on")
 	}
 
+	info, err := a.node.NodeInfo(ctx(t), &strandmqv1.NodeInfoRequest{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := info.GetStopped(); len(s) != 1 || s[0].GetTopic() != "t" || s[0].GetPartition() != 0 || !strings.Contains(s[0].GetWhy(), "planted") {
+		t.Errorf("NodeInfo says that these stopped: %v", s)
+	}
 	got := a.receive(t, "t", "g", "m", 100)
 	if len(got) == 0 {
 		t.Fatal("nothing comes from the other partition")

@@ -87,19 +87,37 @@ func (b *Broker) notStarted() string {
 	return "the broker is reading its log"
 }
 
+// stoppedPartition is a partition that met damage that it needs.
+type stoppedPartition struct {
+	topic  string // empty: the metadata log
+	number int
+	why    string
+}
+
+func (b *Broker) stoppedPartitions() (out []stoppedPartition) {
+	look := func(id partition.PartitionID, topic string, number int) {
+		if info, err := b.host.Info(id); err == nil && info.Fault != "" {
+			out = append(out, stoppedPartition{topic, number, info.Fault})
+		}
+	}
+	look(partition.Metadata, "", 0)
+	for t := range b.coord.View().Topics() {
+		for i, p := range t.Partitions {
+			look(p.ID, t.Name, i)
+		}
+	}
+	return out
+}
+
 // partitionFaults names every partition that stopped, and why.
 func (b *Broker) partitionFaults() []string {
 	var out []string
-	name := func(id partition.PartitionID, what string) {
-		if info, err := b.host.Info(id); err == nil && info.Fault != "" {
-			out = append(out, what+": "+info.Fault)
+	for _, s := range b.stoppedPartitions() {
+		what := "metadata"
+		if s.topic != "" {
+			what = fmt.Sprintf("topic %s, partition %d", s.topic, s.number)
 		}
-	}
-	name(partition.Metadata, "metadata")
-	for t := range b.coord.View().Topics() {
-		for i, p := range t.Partitions {
-			name(p.ID, fmt.Sprintf("topic %s, partition %d", t.Name, i))
-		}
+		out = append(out, what+": "+s.why)
 	}
 	return out
 }

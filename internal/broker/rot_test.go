@@ -80,5 +80,19 @@ func TestRotIsTold(t *testing.T) {
 	if faults := strings.Join(info.GetFaults(), "\n"); !strings.Contains(faults, want) {
 		t.Errorf("NodeInfo says %q", faults)
 	}
+	if len(info.GetDamage()) != 1 || len(info.GetDamage()[0].GetRanges()) != 1 {
+		t.Fatalf("NodeInfo's damage is %v", info.GetDamage())
+	}
+	d := info.GetDamage()[0]
+	if r := d.GetRanges()[0]; !strings.HasSuffix(d.GetFile(), ".blob") || d.GetFound() == nil || r.GetTopic() != "t" || r.GetPartition() != 0 ||
+		r.GetMetadata() || r.GetFirstEntry() == 0 || r.GetFirstEntry() != r.GetLastEntry() {
+		t.Errorf("NodeInfo's damage is %v", d)
+	}
+	if s := info.GetScrub(); s.GetPasses() == 0 || s.GetLastPass() == nil || s.GetDisabled() {
+		t.Errorf("NodeInfo's scrub is %v", s)
+	}
+	if d := info.GetDisk(); d.GetTotalBytes() == 0 || d.GetFreeBytes() == 0 || d.GetStoreBytes() < 400_000 || d.GetLow() {
+		t.Errorf("NodeInfo's disk is %v", d)
+	}
 	a.store(t, "t", msg("k", "it goes on"))
 }

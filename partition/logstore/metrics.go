@@ -82,7 +82,10 @@ func (s *Store) Metrics() Metrics {
 	m.L0Sublevels = p.Levels[0].Sublevels
 	m.CompactionDebt = p.Compact.EstimatedDebt
 	m.LogBytes = p.WAL.PhysicalSize
-	m.DiskBytes = p.DiskSpaceUsage()
+	// The engine counts as local only the value files made since it was opened.
+	local, all := &p.BlobFiles.Local, &p.BlobFiles
+	m.DiskBytes = p.DiskSpaceUsage() - local.LiveSize - local.ObsoleteSize - local.ZombieSize +
+		all.LiveSize + all.ObsoleteSize + all.ZombieSize
 	m.CacheHits, m.CacheMisses = p.BlockCache.Hits, p.BlockCache.Misses
 	return m
 }

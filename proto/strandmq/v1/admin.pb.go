@@ -4580,8 +4580,18 @@ type NodeInfoResponse struct {
 	Cluster string `protobuf:"bytes,3,opt,name=cluster,proto3" json:"cluster,omitempty"`
 	// When it started.
 	Started *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=started,proto3" json:"started,omitempty"`
-	// What is wrong, in words, one line each.
-	Faults        []string `protobuf:"bytes,5,rep,name=faults,proto3" json:"faults,omitempty"`
+	// What is wrong, in words, one line each. What has fields below is in here,
+	// too.
+	Faults []string `protobuf:"bytes,5,rep,name=faults,proto3" json:"faults,omitempty"`
+	// The disk that the node keeps its data on.
+	Disk *NodeDisk `protobuf:"bytes,6,opt,name=disk,proto3" json:"disk,omitempty"`
+	// How far the reading of everything stored came.
+	Scrub *NodeScrub `protobuf:"bytes,7,opt,name=scrub,proto3" json:"scrub,omitempty"`
+	// What was found damaged since the start and is still there; at most 1,000
+	// places.
+	Damage []*NodeDamage `protobuf:"bytes,8,rep,name=damage,proto3" json:"damage,omitempty"`
+	// Partitions that stopped, and why.
+	Stopped       []*StoppedPartition `protobuf:"bytes,9,rep,name=stopped,proto3" json:"stopped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4649,6 +4659,467 @@ func (x *NodeInfoResponse) GetFaults() []string {
 		return x.Faults
 	}
 	return nil
+}
+
+func (x *NodeInfoResponse) GetDisk() *NodeDisk {
+	if x != nil {
+		return x.Disk
+	}
+	return nil
+}
+
+func (x *NodeInfoResponse) GetScrub() *NodeScrub {
+	if x != nil {
+		return x.Scrub
+	}
+	return nil
+}
+
+func (x *NodeInfoResponse) GetDamage() []*NodeDamage {
+	if x != nil {
+		return x.Damage
+	}
+	return nil
+}
+
+func (x *NodeInfoResponse) GetStopped() []*StoppedPartition {
+	if x != nil {
+		return x.Stopped
+	}
+	return nil
+}
+
+// NodeDisk is the disk that a node keeps its data on, and how it does.
+type NodeDisk struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What the file system has in all; 0 if it does not say.
+	TotalBytes uint64 `protobuf:"varint,1,opt,name=total_bytes,json=totalBytes,proto3" json:"total_bytes,omitempty"`
+	// What of that is free.
+	FreeBytes uint64 `protobuf:"varint,2,opt,name=free_bytes,json=freeBytes,proto3" json:"free_bytes,omitempty"`
+	// Publishes are refused while less than this is free; 0: never.
+	ReserveBytes uint64 `protobuf:"varint,3,opt,name=reserve_bytes,json=reserveBytes,proto3" json:"reserve_bytes,omitempty"`
+	// What the node's store takes.
+	StoreBytes uint64 `protobuf:"varint,4,opt,name=store_bytes,json=storeBytes,proto3" json:"store_bytes,omitempty"`
+	// Whether publishes are refused for want of room.
+	Low bool `protobuf:"varint,5,opt,name=low,proto3" json:"low,omitempty"`
+	// Times since the start that all writes waited for the disk.
+	WriteStalls uint64 `protobuf:"varint,6,opt,name=write_stalls,json=writeStalls,proto3" json:"write_stalls,omitempty"`
+	// For how long they waited, together.
+	WriteStallMs int64 `protobuf:"varint,7,opt,name=write_stall_ms,json=writeStallMs,proto3" json:"write_stall_ms,omitempty"`
+	// Writes since the start that took a second or more.
+	SlowWrites uint64 `protobuf:"varint,8,opt,name=slow_writes,json=slowWrites,proto3" json:"slow_writes,omitempty"`
+	// How long the disk has not come back from a write; 0 below 3 seconds.
+	StuckMs       int64 `protobuf:"varint,9,opt,name=stuck_ms,json=stuckMs,proto3" json:"stuck_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeDisk) Reset() {
+	*x = NodeDisk{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeDisk) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeDisk) ProtoMessage() {}
+
+func (x *NodeDisk) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeDisk.ProtoReflect.Descriptor instead.
+func (*NodeDisk) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{59}
+}
+
+func (x *NodeDisk) GetTotalBytes() uint64 {
+	if x != nil {
+		return x.TotalBytes
+	}
+	return 0
+}
+
+func (x *NodeDisk) GetFreeBytes() uint64 {
+	if x != nil {
+		return x.FreeBytes
+	}
+	return 0
+}
+
+func (x *NodeDisk) GetReserveBytes() uint64 {
+	if x != nil {
+		return x.ReserveBytes
+	}
+	return 0
+}
+
+func (x *NodeDisk) GetStoreBytes() uint64 {
+	if x != nil {
+		return x.StoreBytes
+	}
+	return 0
+}
+
+func (x *NodeDisk) GetLow() bool {
+	if x != nil {
+		return x.Low
+	}
+	return false
+}
+
+func (x *NodeDisk) GetWriteStalls() uint64 {
+	if x != nil {
+		return x.WriteStalls
+	}
+	return 0
+}
+
+func (x *NodeDisk) GetWriteStallMs() int64 {
+	if x != nil {
+		return x.WriteStallMs
+	}
+	return 0
+}
+
+func (x *NodeDisk) GetSlowWrites() uint64 {
+	if x != nil {
+		return x.SlowWrites
+	}
+	return 0
+}
+
+func (x *NodeDisk) GetStuckMs() int64 {
+	if x != nil {
+		return x.StuckMs
+	}
+	return 0
+}
+
+// NodeScrub is how far the reading of everything stored came, which finds what
+// rots before somebody needs it.
+type NodeScrub struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// It is turned off.
+	Disabled bool `protobuf:"varint,1,opt,name=disabled,proto3" json:"disabled,omitempty"`
+	// Complete passes over the store's life.
+	Passes uint64 `protobuf:"varint,2,opt,name=passes,proto3" json:"passes,omitempty"`
+	// When the last one was complete.
+	LastPass *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_pass,json=lastPass,proto3" json:"last_pass,omitempty"`
+	// When the one under way began; not set between two.
+	Began *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=began,proto3" json:"began,omitempty"`
+	// Bytes read in the one under way, or in the last one.
+	Bytes uint64 `protobuf:"varint,5,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	// It waits for the disk to catch up with what is written.
+	Paused        bool `protobuf:"varint,6,opt,name=paused,proto3" json:"paused,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeScrub) Reset() {
+	*x = NodeScrub{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeScrub) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeScrub) ProtoMessage() {}
+
+func (x *NodeScrub) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeScrub.ProtoReflect.Descriptor instead.
+func (*NodeScrub) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *NodeScrub) GetDisabled() bool {
+	if x != nil {
+		return x.Disabled
+	}
+	return false
+}
+
+func (x *NodeScrub) GetPasses() uint64 {
+	if x != nil {
+		return x.Passes
+	}
+	return 0
+}
+
+func (x *NodeScrub) GetLastPass() *timestamppb.Timestamp {
+	if x != nil {
+		return x.LastPass
+	}
+	return nil
+}
+
+func (x *NodeScrub) GetBegan() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Began
+	}
+	return nil
+}
+
+func (x *NodeScrub) GetBytes() uint64 {
+	if x != nil {
+		return x.Bytes
+	}
+	return 0
+}
+
+func (x *NodeScrub) GetPaused() bool {
+	if x != nil {
+		return x.Paused
+	}
+	return false
+}
+
+// NodeDamage is a place of stored data that is not what was written. It is not
+// served.
+type NodeDamage struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The file, if one is to blame.
+	File string `protobuf:"bytes,1,opt,name=file,proto3" json:"file,omitempty"`
+	// What is wrong with it.
+	What string `protobuf:"bytes,2,opt,name=what,proto3" json:"what,omitempty"`
+	// When it was found.
+	Found *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=found,proto3" json:"found,omitempty"`
+	// What is or may be lost.
+	Ranges        []*DamagedRange `protobuf:"bytes,4,rep,name=ranges,proto3" json:"ranges,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeDamage) Reset() {
+	*x = NodeDamage{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeDamage) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeDamage) ProtoMessage() {}
+
+func (x *NodeDamage) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeDamage.ProtoReflect.Descriptor instead.
+func (*NodeDamage) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{61}
+}
+
+func (x *NodeDamage) GetFile() string {
+	if x != nil {
+		return x.File
+	}
+	return ""
+}
+
+func (x *NodeDamage) GetWhat() string {
+	if x != nil {
+		return x.What
+	}
+	return ""
+}
+
+func (x *NodeDamage) GetFound() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Found
+	}
+	return nil
+}
+
+func (x *NodeDamage) GetRanges() []*DamagedRange {
+	if x != nil {
+		return x.Ranges
+	}
+	return nil
+}
+
+// DamagedRange is a part of one partition's log, or rows of the partition, which
+// have no place in it: then it begins at 1 and has no end.
+type DamagedRange struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic; empty for the node's own log, and for a partition that was
+	// deleted.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The partition's number in the topic.
+	Partition uint32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// It is the node's own log, of topics, groups and members.
+	Metadata bool `protobuf:"varint,3,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	// The first entry of the log that is concerned. An entry holds one or more
+	// messages.
+	FirstEntry uint64 `protobuf:"varint,4,opt,name=first_entry,json=firstEntry,proto3" json:"first_entry,omitempty"`
+	// The last one; 0 says that the end is not known.
+	LastEntry     uint64 `protobuf:"varint,5,opt,name=last_entry,json=lastEntry,proto3" json:"last_entry,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DamagedRange) Reset() {
+	*x = DamagedRange{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DamagedRange) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DamagedRange) ProtoMessage() {}
+
+func (x *DamagedRange) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DamagedRange.ProtoReflect.Descriptor instead.
+func (*DamagedRange) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{62}
+}
+
+func (x *DamagedRange) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *DamagedRange) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *DamagedRange) GetMetadata() bool {
+	if x != nil {
+		return x.Metadata
+	}
+	return false
+}
+
+func (x *DamagedRange) GetFirstEntry() uint64 {
+	if x != nil {
+		return x.FirstEntry
+	}
+	return 0
+}
+
+func (x *DamagedRange) GetLastEntry() uint64 {
+	if x != nil {
+		return x.LastEntry
+	}
+	return 0
+}
+
+// StoppedPartition is a partition that met damage that it needs.
+type StoppedPartition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic; empty for the node's own log.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The partition's number in the topic.
+	Partition uint32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Why.
+	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *StoppedPartition) Reset() {
+	*x = StoppedPartition{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *StoppedPartition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*StoppedPartition) ProtoMessage() {}
+
+func (x *StoppedPartition) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use StoppedPartition.ProtoReflect.Descriptor instead.
+func (*StoppedPartition) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{63}
+}
+
+func (x *StoppedPartition) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *StoppedPartition) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *StoppedPartition) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
 }
 
 var File_strandmq_v1_admin_proto protoreflect.FileDescriptor
@@ -5001,13 +5472,56 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
 	"\battempts\x18\x03 \x01(\rR\battempts\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\"\x11\n" +
-	"\x0fNodeInfoRequest\"\xa8\x01\n" +
+	"\x0fNodeInfoRequest\"\xeb\x02\n" +
 	"\x10NodeInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\x04R\x04node\x12\x18\n" +
 	"\acluster\x18\x03 \x01(\tR\acluster\x124\n" +
 	"\astarted\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\astarted\x12\x16\n" +
-	"\x06faults\x18\x05 \x03(\tR\x06faults*V\n" +
+	"\x06faults\x18\x05 \x03(\tR\x06faults\x12)\n" +
+	"\x04disk\x18\x06 \x01(\v2\x15.strandmq.v1.NodeDiskR\x04disk\x12,\n" +
+	"\x05scrub\x18\a \x01(\v2\x16.strandmq.v1.NodeScrubR\x05scrub\x12/\n" +
+	"\x06damage\x18\b \x03(\v2\x17.strandmq.v1.NodeDamageR\x06damage\x127\n" +
+	"\astopped\x18\t \x03(\v2\x1d.strandmq.v1.StoppedPartitionR\astopped\"\xa7\x02\n" +
+	"\bNodeDisk\x12\x1f\n" +
+	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
+	"totalBytes\x12\x1d\n" +
+	"\n" +
+	"free_bytes\x18\x02 \x01(\x04R\tfreeBytes\x12#\n" +
+	"\rreserve_bytes\x18\x03 \x01(\x04R\freserveBytes\x12\x1f\n" +
+	"\vstore_bytes\x18\x04 \x01(\x04R\n" +
+	"storeBytes\x12\x10\n" +
+	"\x03low\x18\x05 \x01(\bR\x03low\x12!\n" +
+	"\fwrite_stalls\x18\x06 \x01(\x04R\vwriteStalls\x12$\n" +
+	"\x0ewrite_stall_ms\x18\a \x01(\x03R\fwriteStallMs\x12\x1f\n" +
+	"\vslow_writes\x18\b \x01(\x04R\n" +
+	"slowWrites\x12\x19\n" +
+	"\bstuck_ms\x18\t \x01(\x03R\astuckMs\"\xd8\x01\n" +
+	"\tNodeScrub\x12\x1a\n" +
+	"\bdisabled\x18\x01 \x01(\bR\bdisabled\x12\x16\n" +
+	"\x06passes\x18\x02 \x01(\x04R\x06passes\x127\n" +
+	"\tlast_pass\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\blastPass\x120\n" +
+	"\x05began\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x05began\x12\x14\n" +
+	"\x05bytes\x18\x05 \x01(\x04R\x05bytes\x12\x16\n" +
+	"\x06paused\x18\x06 \x01(\bR\x06paused\"\x99\x01\n" +
+	"\n" +
+	"NodeDamage\x12\x12\n" +
+	"\x04file\x18\x01 \x01(\tR\x04file\x12\x12\n" +
+	"\x04what\x18\x02 \x01(\tR\x04what\x120\n" +
+	"\x05found\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x05found\x121\n" +
+	"\x06ranges\x18\x04 \x03(\v2\x19.strandmq.v1.DamagedRangeR\x06ranges\"\x9e\x01\n" +
+	"\fDamagedRange\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x1a\n" +
+	"\bmetadata\x18\x03 \x01(\bR\bmetadata\x12\x1f\n" +
+	"\vfirst_entry\x18\x04 \x01(\x04R\n" +
+	"firstEntry\x12\x1d\n" +
+	"\n" +
+	"last_entry\x18\x05 \x01(\x04R\tlastEntry\"X\n" +
+	"\x10StoppedPartition\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
+	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why*V\n" +
 	"\tTopicKind\x12\x1a\n" +
 	"\x16TOPIC_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eTOPIC_KIND_LOG\x10\x01\x12\x19\n" +
@@ -5069,7 +5583,7 @@ func file_strandmq_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_strandmq_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 59)
+var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
 var file_strandmq_v1_admin_proto_goTypes = []any{
 	(TopicKind)(0),                     // 0: strandmq.v1.TopicKind
 	(GroupMode)(0),                     // 1: strandmq.v1.GroupMode
@@ -5134,32 +5648,37 @@ var file_strandmq_v1_admin_proto_goTypes = []any{
 	(*TraceState)(nil),                 // 60: strandmq.v1.TraceState
 	(*NodeInfoRequest)(nil),            // 61: strandmq.v1.NodeInfoRequest
 	(*NodeInfoResponse)(nil),           // 62: strandmq.v1.NodeInfoResponse
-	(*timestamppb.Timestamp)(nil),      // 63: google.protobuf.Timestamp
-	(*PartitionShare)(nil),             // 64: strandmq.v1.PartitionShare
-	(*Message)(nil),                    // 65: strandmq.v1.Message
-	(BodyFormat)(0),                    // 66: strandmq.v1.BodyFormat
+	(*NodeDisk)(nil),                   // 63: strandmq.v1.NodeDisk
+	(*NodeScrub)(nil),                  // 64: strandmq.v1.NodeScrub
+	(*NodeDamage)(nil),                 // 65: strandmq.v1.NodeDamage
+	(*DamagedRange)(nil),               // 66: strandmq.v1.DamagedRange
+	(*StoppedPartition)(nil),           // 67: strandmq.v1.StoppedPartition
+	(*timestamppb.Timestamp)(nil),      // 68: google.protobuf.Timestamp
+	(*PartitionShare)(nil),             // 69: strandmq.v1.PartitionShare
+	(*Message)(nil),                    // 70: strandmq.v1.Message
+	(BodyFormat)(0),                    // 71: strandmq.v1.BodyFormat
 }
 var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	0,  // 0: strandmq.v1.TopicConfig.kind:type_name -> strandmq.v1.TopicKind
 	4,  // 1: strandmq.v1.Topic.config:type_name -> strandmq.v1.TopicConfig
-	63, // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
+	68, // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
 	4,  // 3: strandmq.v1.CreateTopicRequest.config:type_name -> strandmq.v1.TopicConfig
 	5,  // 4: strandmq.v1.CreateTopicResponse.topic:type_name -> strandmq.v1.Topic
 	5,  // 5: strandmq.v1.ListTopicsResponse.topics:type_name -> strandmq.v1.Topic
 	5,  // 6: strandmq.v1.DescribeTopicResponse.topic:type_name -> strandmq.v1.Topic
 	12, // 7: strandmq.v1.DescribeTopicResponse.partitions:type_name -> strandmq.v1.PartitionInfo
-	63, // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
+	68, // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
 	4,  // 9: strandmq.v1.AlterTopicRequest.config:type_name -> strandmq.v1.TopicConfig
 	5,  // 10: strandmq.v1.AlterTopicResponse.topic:type_name -> strandmq.v1.Topic
 	1,  // 11: strandmq.v1.GroupPolicy.mode:type_name -> strandmq.v1.GroupMode
 	2,  // 12: strandmq.v1.GroupPolicy.on_exhaustion:type_name -> strandmq.v1.OnExhaustion
 	3,  // 13: strandmq.v1.GroupPolicy.retention:type_name -> strandmq.v1.GroupRetention
-	63, // 14: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
+	68, // 14: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
 	17, // 15: strandmq.v1.CreateGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
 	18, // 16: strandmq.v1.CreateGroupRequest.start:type_name -> strandmq.v1.StartPosition
 	21, // 17: strandmq.v1.CreateGroupResponse.group:type_name -> strandmq.v1.Group
 	17, // 18: strandmq.v1.Group.policy:type_name -> strandmq.v1.GroupPolicy
-	63, // 19: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
+	68, // 19: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
 	24, // 20: strandmq.v1.ListGroupsResponse.groups:type_name -> strandmq.v1.GroupSummary
 	21, // 21: strandmq.v1.GroupSummary.group:type_name -> strandmq.v1.Group
 	25, // 22: strandmq.v1.GroupSummary.counts:type_name -> strandmq.v1.GroupCounts
@@ -5171,84 +5690,92 @@ var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	31, // 28: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
 	30, // 29: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
 	29, // 30: strandmq.v1.GroupPartition.circuit:type_name -> strandmq.v1.GroupCircuit
-	63, // 31: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
-	63, // 32: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
-	63, // 33: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
-	63, // 34: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
-	64, // 35: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
-	63, // 36: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
-	63, // 37: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
+	68, // 31: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
+	68, // 32: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
+	68, // 33: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
+	68, // 34: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
+	69, // 35: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
+	68, // 36: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
+	68, // 37: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
 	17, // 38: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
 	21, // 39: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
 	18, // 40: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
 	37, // 41: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
 	21, // 42: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
 	21, // 43: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
-	65, // 44: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
-	63, // 45: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
-	63, // 46: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
+	70, // 44: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
+	68, // 45: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
+	68, // 46: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
 	45, // 47: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
-	63, // 48: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
-	63, // 49: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
+	68, // 48: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
+	68, // 49: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
 	47, // 50: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
 	18, // 51: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
-	66, // 52: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	71, // 52: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
 	44, // 53: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
 	46, // 54: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	66, // 55: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	71, // 55: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
 	44, // 56: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
 	46, // 57: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
 	46, // 58: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
 	47, // 59: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
 	58, // 60: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
-	65, // 61: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
+	70, // 61: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
 	59, // 62: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
 	60, // 63: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
-	63, // 64: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
-	63, // 65: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
-	6,  // 66: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
-	8,  // 67: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
-	10, // 68: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
-	13, // 69: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
-	15, // 70: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
-	19, // 71: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
-	22, // 72: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
-	26, // 73: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
-	33, // 74: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
-	35, // 75: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
-	38, // 76: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
-	40, // 77: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
-	42, // 78: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
-	48, // 79: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
-	50, // 80: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
-	52, // 81: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
-	54, // 82: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
-	56, // 83: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
-	61, // 84: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
-	7,  // 85: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
-	9,  // 86: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
-	11, // 87: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
-	14, // 88: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
-	16, // 89: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
-	20, // 90: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
-	23, // 91: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
-	27, // 92: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
-	34, // 93: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
-	36, // 94: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
-	39, // 95: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
-	41, // 96: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
-	43, // 97: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
-	49, // 98: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
-	51, // 99: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
-	53, // 100: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
-	55, // 101: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
-	57, // 102: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
-	62, // 103: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
-	85, // [85:104] is the sub-list for method output_type
-	66, // [66:85] is the sub-list for method input_type
-	66, // [66:66] is the sub-list for extension type_name
-	66, // [66:66] is the sub-list for extension extendee
-	0,  // [0:66] is the sub-list for field type_name
+	68, // 64: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
+	68, // 65: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
+	63, // 66: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
+	64, // 67: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
+	65, // 68: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
+	67, // 69: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
+	68, // 70: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
+	68, // 71: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
+	68, // 72: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
+	66, // 73: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
+	6,  // 74: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
+	8,  // 75: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
+	10, // 76: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
+	13, // 77: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
+	15, // 78: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
+	19, // 79: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
+	22, // 80: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
+	26, // 81: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
+	33, // 82: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
+	35, // 83: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
+	38, // 84: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
+	40, // 85: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
+	42, // 86: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
+	48, // 87: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
+	50, // 88: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
+	52, // 89: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
+	54, // 90: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
+	56, // 91: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
+	61, // 92: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
+	7,  // 93: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
+	9,  // 94: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
+	11, // 95: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
+	14, // 96: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
+	16, // 97: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
+	20, // 98: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
+	23, // 99: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
+	27, // 100: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
+	34, // 101: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
+	36, // 102: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
+	39, // 103: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
+	41, // 104: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
+	43, // 105: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
+	49, // 106: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
+	51, // 107: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
+	53, // 108: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
+	55, // 109: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
+	57, // 110: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
+	62, // 111: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
+	93, // [93:112] is the sub-list for method output_type
+	74, // [74:93] is the sub-list for method input_type
+	74, // [74:74] is the sub-list for extension type_name
+	74, // [74:74] is the sub-list for extension extendee
+	0,  // [0:74] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_admin_proto_init() }
@@ -5285,7 +5812,7 @@ func file_strandmq_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_admin_proto_rawDesc), len(file_strandmq_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   59,
+			NumMessages:   64,
 			NumExtensions: 0,
 			NumServices:   5,
 		},
