@@ -1,40 +1,89 @@
 package consumer
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/strandmq/strandmq/partition"
 )
 
-// read reads messages of a group, at sorted offsets: from the log, or what the
-// group copied of it. Those of neither are empty and have an offset that no
-// message has: retention removed them.
-func (s *Shell) read(pid partition.PartitionID, gid GroupID, offsets []partition.Offset) ([]partition.Message, error) {
-	msgs, err := s.host.ReadAt(pid, offsets)
-	var gone *partition.ErrExpired
-	for err != nil && errors.As(err, &gone) {
-		n, _ := slices.BinarySearch(offsets, gone.Start)
-		var copies []partition.RawMessage
-		if copies, err = s.copies(pid, gid, offsets[:n]); err != nil {
-			return nil, err
+// readRaw reads messages of a group, at sorted offsets: from the log, or what the
+// group copied of it. It appends one for each to out. Those that there are none
+// of have an offset that no message has: retention removed them, or they are
+// damaged, which bad tells.
+func (s *Shell) readRaw(pid partition.PartitionID, gid GroupID, offsets []partition.Offset, out []partition.RawMessage) (_ []partition.RawMessage, bad []*partition.ErrUnreadable, err error) {
+	base := len(out)
+	for {
+		rest := offsets[len(out)-base:]
+		if len(rest) == 0 {
+			return out, bad, nil
 		}
-		var kept []partition.Message
-		if kept, err = s.host.ReadAt(pid, offsets[n:]); err != nil {
-			continue // more may be gone by now
-		}
-		msgs = make([]partition.Message, 0, len(offsets))
-		for _, m := range copies {
-			x := partition.Message{Offset: m.Offset, PublishTime: m.PublishTime}
-			if m.Offset != noOffset {
-				x.Record = m.Record.Record()
+		before := len(out)
+		out, err = s.host.ReadRawAt(pid, rest, out)
+		rest = rest[len(out)-before:]
+		var gone *partition.ErrExpired
+		var one *partition.ErrUnreadable
+		switch {
+		case errors.As(err, &one) && len(rest) > 0 && one.Offset == rest[0]:
+			bad = append(bad, one)
+			out = append(out, partition.RawMessage{Offset: noOffset})
+		case errors.As(err, &gone):
+			// Where what is gone was read before it went, the rest is read again.
+			n, _ := slices.BinarySearch(rest, gone.Start)
+			copies, err := s.copies(pid, gid, rest[:n])
+			if err != nil {
+				return out, bad, err
 			}
-			msgs = append(msgs, x)
+			out = append(out, copies...)
+		case err != nil:
+			return out, bad, err
 		}
-		msgs = append(msgs, kept...)
 	}
-	return msgs, err
+}
+
+// read is readRaw for who keeps the messages.
+func (s *Shell) read(pid partition.PartitionID, gid GroupID, offsets []partition.Offset) ([]partition.Message, []*partition.ErrUnreadable, error) {
+	raws, bad, err := s.readRaw(pid, gid, offsets, make([]partition.RawMessage, 0, len(offsets)))
+	if err != nil {
+		return nil, nil, err
+	}
+	msgs := make([]partition.Message, len(raws))
+	for i := range raws {
+		msgs[i] = partition.Message{Offset: raws[i].Offset, PublishTime: raws[i].PublishTime}
+		if raws[i].Offset != noOffset {
+			msgs[i].Record = raws[i].Record.Record()
+		}
+	}
+	return msgs, bad, nil
+}
+
+// Damaged begins the reason of a dead letter whose message could not be read.
+const Damaged = "damaged: "
+
+// bury rejects hand-outs, sorted by offset, whose messages are damaged: they are
+// charged to nobody's handling, come again to nobody, and are dead letters, which
+// can be replayed when they read again. Where this fails they lapse, and come
+// here once more. What an at-most-once group was handed is settled.
+func (s *Shell) bury(pid partition.PartitionID, gid GroupID, hs []handOut, bad []*partition.ErrUnreadable) {
+	var what []Settlement
+	for _, b := range bad {
+		n, ok := slices.BinarySearchFunc(hs, b.Offset, func(h handOut, o partition.Offset) int { return cmp.Compare(h.Offset, o) })
+		if !ok || hs[n].Settled {
+			continue
+		}
+		reason := Damaged + b.Why()
+		what = append(what, Settlement{
+			Token:  Token{Partition: pid, Group: gid, Epoch: hs[n].Epoch, Offset: b.Offset, HandOut: hs[n].Number, Ordinal: hs[n].Ordinal},
+			Action: Reject, Reason: strings.ToValidUTF8(reason[:min(len(reason), MaxReason)], ""),
+		})
+	}
+	ctx := context.Background()
+	for part := range slices.Chunk(what, maxSettleCommand/16) { // every one has a reason
+		_ = s.host.ProposeAsync(pid, encodeSettle(s.stamp(ctx, pid, gid), gid, part), func(any, error) {})
+	}
 }
 
 // noOffset is that of no message.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"slices"
+	"strings"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -36,7 +37,7 @@ func (s *Shell) Stats(ctx context.Context, pid partition.PartitionID, gid GroupI
 	if len(offsets) == 0 {
 		return st, nil
 	}
-	msgs, err := s.read(pid, gid, offsets)
+	msgs, _, err := s.read(pid, gid, offsets)
 	if err != nil {
 		return GroupState{}, err
 	}
@@ -110,13 +111,18 @@ func (s *Shell) fillDead(pid partition.PartitionID, gid GroupID, ds []DeadLetter
 	for i := range ds {
 		offsets[i] = ds[i].Offset
 	}
-	msgs, err := s.read(pid, gid, offsets)
+	msgs, bad, err := s.read(pid, gid, offsets)
 	if err != nil {
 		return err
 	}
 	for i := range ds {
 		ds[i].Message = msgs[i]
 		ds[i].Message.Offset = ds[i].Offset
+	}
+	for _, b := range bad {
+		if n, ok := slices.BinarySearch(offsets, b.Offset); ok && !strings.HasPrefix(ds[n].Reason, Damaged) {
+			ds[n].Reason = Damaged + b.Why() + "; it died of: " + ds[n].Reason
+		}
 	}
 	return nil
 }
@@ -206,7 +212,7 @@ func (s *Shell) eachSelected(ctx context.Context, pid partition.PartitionID, gid
 			return err
 		}
 		for os := range slices.Chunk(all, chunk) {
-			msgs, err := s.read(pid, gid, os)
+			msgs, _, err := s.read(pid, gid, os) // whose key is damaged is picked by its offset
 			if err != nil {
 				return err
 			}

@@ -415,7 +415,14 @@ func (s *Shell) fill(req ReceiveRequest, hs []handedOut) ([]Delivery, error) {
 		for i := range offsets {
 			offsets[i] = hs[i].Offset
 		}
-		msgs, err := s.read(hs[0].part, req.Group, offsets)
+		msgs, bad, err := s.read(hs[0].part, req.Group, offsets)
+		if len(bad) > 0 {
+			of := make([]handOut, n)
+			for i := range of {
+				of[i] = hs[i].handOut
+			}
+			s.bury(hs[0].part, req.Group, of, bad)
+		}
 		var damaged *partition.ErrDamaged
 		if errors.As(err, &damaged) {
 			unread = err
@@ -428,7 +435,7 @@ func (s *Shell) fill(req ReceiveRequest, hs []handedOut) ([]Delivery, error) {
 		for i, m := range msgs {
 			h := &hs[i]
 			if m.Offset != h.Offset {
-				continue // retention removed it: the hand-out lapses
+				continue // retention removed it: the hand-out lapses; or it is damaged
 			}
 			if maxBytes -= int(h.Size); maxBytes < 0 && len(ds) > 0 {
 				return ds, nil

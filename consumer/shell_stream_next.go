@@ -3,7 +3,6 @@ package consumer
 import (
 	"cmp"
 	"context"
-	"errors"
 	"slices"
 
 	"github.com/strandmq/strandmq/partition"
@@ -163,30 +162,22 @@ func (st *Stream) handed(part partition.PartitionID, hs []handOut) (Handed, bool
 	for i := range hs {
 		os = append(os, hs[i].Offset)
 	}
-	raws, err := st.s.host.ReadRawAt(part, os, raws)
-	var gone *partition.ErrExpired
-	for err != nil && errors.As(err, &gone) {
-		// What is delivered again may be a copy; the rest retention removed.
-		n, _ := slices.BinarySearch(os, gone.Start)
-		var copies []partition.RawMessage
-		if copies, err = st.s.copies(part, st.req.Group, os[:n]); err != nil {
-			break
-		}
-		raws = raws[:0]
-		there := make([]handOut, 0, len(hs))
-		for i, m := range copies {
-			if m.Offset != noOffset {
-				raws, there = append(raws, m), append(there, hs[i])
-			}
-		}
-		if raws, err = st.s.host.ReadRawAt(part, os[n:], raws); err == nil || !errors.As(err, &gone) {
-			hs = append(there, hs[n:]...)
-		}
-	}
+	raws, bad, err := st.s.readRaw(part, st.req.Group, os, raws)
 	st.offsets = os[:0]
 	if err != nil {
-		// The partition stopped, and tells so itself. What was read is whole.
-		hs = hs[:len(raws)]
+		hs = hs[:len(raws)] // the partition stopped, and tells so itself
+	}
+	if slices.ContainsFunc(raws, func(m partition.RawMessage) bool { return m.Offset == noOffset }) {
+		st.s.bury(part, st.req.Group, hs, bad)
+		there := make([]handOut, 0, len(hs))
+		n := 0
+		for i := range raws {
+			if raws[i].Offset != noOffset {
+				there, raws[n] = append(there, hs[i]), raws[i]
+				n++
+			}
+		}
+		hs, raws = there, raws[:n]
 	}
 	h := Handed{Partition: part, Deliveries: make([]StreamDelivery, len(raws))}
 	blk := &keptBlock{part: part, left: len(raws), items: make([]keptItem, len(raws))}

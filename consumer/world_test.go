@@ -121,7 +121,8 @@ type memPart struct {
 	start      partition.Offset
 	at         partition.Index
 	cmds       []memCmd
-	checkpoint int // commands that the rows hold
+	checkpoint int                       // commands that the rows hold
+	damaged    map[partition.Offset]bool // do not read
 	rows       *memRows
 	app        *App
 	bounds     bounds
@@ -412,6 +413,10 @@ func (w *world) ReadAt(id partition.PartitionID, offsets []partition.Offset) ([]
 		if o < p.start {
 			return nil, &partition.ErrExpired{Partition: id, Start: p.start}
 		}
+		if p.damaged[o] {
+			bad := &partition.ErrDamaged{Partition: id, Why: "the checksum of a block"}
+			return ms, &partition.ErrUnreadable{Partition: id, Offset: o, Err: bad}
+		}
 		ms = append(ms, p.msgs[o])
 	}
 	return ms, nil
@@ -419,13 +424,10 @@ func (w *world) ReadAt(id partition.PartitionID, offsets []partition.Offset) ([]
 
 func (w *world) ReadRawAt(id partition.PartitionID, offsets []partition.Offset, out []partition.RawMessage) ([]partition.RawMessage, error) {
 	ms, err := w.ReadAt(id, offsets)
-	if err != nil {
-		return out, err
-	}
 	for _, m := range ms {
 		out = append(out, rawMessage(m))
 	}
-	return out, nil
+	return out, err
 }
 
 // rawMessage is a message as a batch would hold it.

@@ -73,7 +73,7 @@ func (h *Host) ReadAt(id PartitionID, offsets []Offset) ([]Message, error) {
 }
 
 // ReadRawAt is ReadAt for who copies records as they stand. It appends to out,
-// also where it ends with an error.
+// also where it ends with an error: all before an offset that cannot be read.
 func (h *Host) ReadRawAt(id PartitionID, offsets []Offset, out []RawMessage) ([]RawMessage, error) {
 	err := h.readAt(id, offsets, func(o Offset, t Millis, raw record.Raw) {
 		out = append(out, RawMessage{Offset: o, PublishTime: t, Record: raw})
@@ -97,10 +97,33 @@ func (h *Host) readAt(id PartitionID, offsets []Offset, fn func(Offset, Millis, 
 			return beyond
 		}
 	}
-	if err := r.at(offsets, fn); err != nil {
+	told := 0
+	each := func(o Offset, t Millis, raw record.Raw) { told++; fn(o, t, raw) }
+	err = r.at(offsets, each)
+	for err != nil && unreadable(err) {
+		// What lies before it in the same read may be whole.
+		next := told
+		if err = r.at(offsets[next:next+1], each); err != nil && unreadable(err) {
+			err = &ErrUnreadable{Partition: id, Offset: offsets[next], Err: err}
+			break
+		}
+		if told == len(offsets) {
+			break
+		}
+		if err == nil {
+			err = r.at(offsets[told:], each)
+		}
+	}
+	if err != nil {
 		return h.expired(r, offsets[0], err)
 	}
 	return beyond
+}
+
+// unreadable tells whether an error is of a message that is damaged.
+func unreadable(err error) bool {
+	var d *ErrDamaged
+	return errors.As(err, &d) && d.Newer == nil
 }
 
 // expired gives an error of a read from an offset on its cause: what was read

@@ -28,14 +28,14 @@ func (h *Host) Trim(ctx context.Context, id PartitionID, t TrimTo) (Offset, erro
 		return 0, err
 	}
 	w := <-would
-	var left error
-	if o, bad := h.unreadable(id, w.takes); bad != nil {
-		if !errors.As(bad, new(*ErrDamaged)) {
-			return w.start, bad
+	left := h.readAt(id, w.takes, func(Offset, Millis, record.Raw) {})
+	if left != nil {
+		var bad *ErrUnreadable
+		if !errors.As(left, &bad) {
+			return w.start, left
 		}
-		left = &ErrUnreadable{Partition: id, Offset: o, Err: bad}
 		// The App must not go beyond it now, nor because it has more done by then.
-		w.to = min(w.to, o)
+		w.to = min(w.to, bad.Offset)
 		t.To, t.Done = min(t.To, w.to), false
 	}
 	if w.to <= w.start {
@@ -49,19 +49,6 @@ func (h *Host) Trim(ctx context.Context, id PartitionID, t TrimTo) (Offset, erro
 		err = left
 	}
 	return w.start, err
-}
-
-// unreadable is the first of some messages that cannot be read.
-func (h *Host) unreadable(id PartitionID, offsets []Offset) (Offset, error) {
-	if h.readAt(id, offsets, func(Offset, Millis, record.Raw) {}) == nil {
-		return 0, nil
-	}
-	for i := range offsets {
-		if err := h.readAt(id, offsets[i:i+1], func(Offset, Millis, record.Raw) {}); err != nil {
-			return offsets[i], err
-		}
-	}
-	return 0, nil
 }
 
 // TrimPoint finds what a limit of age and one of size make of a log: the first

@@ -98,6 +98,14 @@ func TestTrimOfDamageThatIsCopied(t *testing.T) {
 		t.Fatal("the message is nowhere")
 	}
 	n.start()
+	var bad *ErrUnreadable
+	some := []Offset{1, 3, 4, 5, 6, 9}
+	if ms, err := n.ReadRawAt(1, some, nil); len(ms) != 3 || ms[2].Offset != 4 || !errors.As(err, &bad) || bad.Offset != 5 || bad.Partition != 1 {
+		t.Fatalf("%d messages are read before the damaged one, %v", len(ms), err)
+	}
+	if ms, err := n.ReadRawAt(1, some[4:], nil); len(ms) != 2 || err != nil {
+		t.Fatalf("%d messages are read behind it, %v", len(ms), err)
+	}
 	for round := range 2 {
 		for _, done := range []bool{false, true} {
 			start, err := n.Trim(within(t), 1, TrimTo{To: 8, Why: ByAge, Done: done})
