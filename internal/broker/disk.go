@@ -30,9 +30,13 @@ type disk struct {
 	low  bool                          // guarded by mu
 }
 
-// diskEvery is how often the file system is asked. In between, publishers can
-// write no more than the disk takes in that time, which the reserve has to hold.
-const diskEvery = time.Second
+// diskEvery is how often the file system is asked, and diskSoon how often when
+// less than twice the reserve is left. In between, publishers can write no more
+// than the disk takes in that time, which the reserve has to hold.
+const (
+	diskEvery = time.Second
+	diskSoon  = 50 * time.Millisecond
+)
 
 // look asks the file system and notes what follows.
 func (d *disk) look() {
@@ -109,14 +113,25 @@ func checkRoom(c logstore.Config) error {
 		c.Dir, size(room.Total), size(c.RoomNeeded()))}
 }
 
+// next is how long to wait before the next look.
+func (d *disk) next() time.Duration {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.at.Total > 0 && d.at.Free < 2*d.reserve {
+		return diskSoon
+	}
+	return diskEvery
+}
+
 // watchDisk looks as long as the node serves.
 func (b *Broker) watchDisk() {
-	tick := time.NewTicker(diskEvery)
-	defer tick.Stop()
+	timer := time.NewTimer(b.disk.next())
+	defer timer.Stop()
 	for {
 		select {
-		case <-tick.C:
+		case <-timer.C:
 			b.disk.look()
+			timer.Reset(b.disk.next())
 		case <-b.serving.Done():
 			return
 		}

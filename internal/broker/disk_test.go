@@ -35,6 +35,9 @@ func TestDiskReserve(t *testing.T) {
 		if (r != nil) != step.low || (d.warning() != "") != step.low {
 			t.Errorf("%d free: %v", step.free, r)
 		}
+		if soon := d.next() == diskSoon; soon != (step.free < 1600) {
+			t.Errorf("%d free: looks again in %v", step.free, d.next())
+		}
 		if r != nil && (r.reason != "DISK_FULL" || r.retryAfter == 0 || !strings.Contains(r.text, "free some room")) {
 			t.Errorf("%+v", r)
 		}
