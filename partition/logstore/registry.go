@@ -161,6 +161,7 @@ func (s *Store) saveRegistry() error {
 		return nil // what was dropped is not on disk yet
 	}
 	b := encodeRegistry(s.id.store, synced, ps)
+	sum := binary.LittleEndian.Uint32(b[len(b)-4:]) // a file may change what it is given to write
 	if err := s.writeRegistry(b); err != nil {
 		s.fail("write", registryName, err)
 	}
@@ -168,7 +169,7 @@ func (s *Store) saveRegistry() error {
 		return f
 	}
 	g.mu.Lock()
-	g.crc = binary.LittleEndian.Uint32(b[len(b)-4:])
+	g.crc = sum
 	g.mu.Unlock()
 	return nil
 }
