@@ -64,21 +64,32 @@ func (s *Shell) settlePart(ctx context.Context, pid partition.PartitionID, gid G
 		some[i] = all[at]
 	}
 	got, err := s.propose(ctx, pid, encodeSettle(s.stamp(ctx, pid, gid), gid, some))
-	results, ok := got.([]SettleResult)
+	for i, r := range settled(pid, len(part), got, err) {
+		res[part[i]] = r
+	}
+}
+
+// settled is what became of the n settlements of one command, given its answer.
+func settled(pid partition.PartitionID, n int, got any, err error) []SettleResult {
+	if refused, ok := got.(error); ok && err == nil {
+		err = refused
+	}
+	results, _ := got.([]SettleResult)
 	var gone *partition.ErrUnknownPartition
 	switch {
 	case errors.As(err, &gone):
 		err = &ErrStale{Why: fmt.Sprintf("partition %v is no more", pid)}
-	case err == nil && (!ok || len(results) != len(part)):
+	case err == nil && len(results) != n:
 		err = &partition.ErrOutcomeUnknown{Partition: pid, Why: "no results came back"}
 	}
-	for i, at := range part {
-		if err != nil {
-			res[at].Err = err
-		} else {
-			res[at] = results[i]
-		}
+	if err == nil {
+		return results
 	}
+	results = make([]SettleResult, n)
+	for i := range results {
+		results[i].Err = err
+	}
+	return results
 }
 
 func (s *Shell) checkSettlement(gid GroupID, x *Settlement) error {

@@ -41,6 +41,7 @@ type Stream struct {
 	got    []gotRun                       // handed out and not taken by Next
 	next   uint64                         // number of the next delivery
 	kept   []*keptBlock                   // what can be settled, by number
+	empty  int                            // blocks of those of which nothing is left
 	err    error
 	closed bool
 
@@ -192,13 +193,14 @@ func (st *Stream) WhyIdle(ctx context.Context) string {
 }
 
 // Close ends the stream, and its session where it had partitions: what it holds
-// lapses at once, charged, if it was lost, and is given back otherwise.
+// lapses at once, charged, if it was lost, and is given back otherwise. Where a
+// partition does not answer before ctx ends, it lapses at its deadline.
 func (st *Stream) Close(ctx context.Context, lost bool) error {
 	st.SetShares(nil)
 	st.mu.Lock()
 	st.closed = true
 	had := st.had
-	st.had, st.got, st.kept = nil, nil, nil
+	st.had, st.got, st.kept, st.empty = nil, nil, nil, 0
 	st.mu.Unlock()
 	st.signal()
 	kind := cmdLeave

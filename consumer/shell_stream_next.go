@@ -187,6 +187,7 @@ func (st *Stream) handed(part partition.PartitionID, hs []handOut) (Handed, bool
 			Message: raws[i], Fence: x.Number, Ordinal: x.Ordinal, Attempt: x.Attempt,
 			HandedAt: x.HandedAt, Deadline: x.Deadline, FirstSeen: x.FirstSeen, Replayed: x.Replayed, Settled: x.Settled,
 		}
+		blk.until = max(blk.until, x.Deadline)
 		blk.items[i] = keptItem{offset: x.Offset, handOut: x.Number, ordinal: x.Ordinal}
 	}
 	clear(raws)

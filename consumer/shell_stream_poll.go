@@ -30,6 +30,6 @@ func (st *Stream) Poll() ([]Handed, error) {
 // Forget lets go of what was given out so far: it is settled by its tokens only.
 func (st *Stream) Forget() {
 	st.mu.Lock()
-	st.kept = nil
+	st.kept, st.empty = nil, 0
 	st.mu.Unlock()
 }

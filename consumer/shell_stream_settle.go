@@ -37,6 +37,7 @@ type keptBlock struct {
 	epoch uint64
 	left  int // not settled
 	items []keptItem
+	until partition.Millis // the latest deadline among them
 }
 
 type keptItem struct {
@@ -65,11 +66,46 @@ type settleBatch struct {
 
 var errNumber = &ErrStale{Why: "the stream has no unsettled delivery of this number"}
 
+// keep remembers what is given out. What is settled beside the stream, by tokens,
+// is not told here, so what has lapsed is forgotten.
 func (st *Stream) keep(blk *keptBlock) {
+	now := st.s.Now()
+	for len(st.kept) > 0 {
+		if k := st.kept[0]; k.left > 0 && k.until > now && st.next-k.first <= maxKept {
+			break
+		}
+		st.dropFirst()
+	}
 	st.kept = append(st.kept, blk)
-	for len(st.kept) > 1 && st.next-st.kept[0].first > maxKept {
-		st.kept[0] = nil
-		st.kept = st.kept[1:]
+}
+
+// emptied counts a block of which nothing is left, if it is still kept.
+func (k *keptBlock) emptied(st *Stream) {
+	if len(st.kept) > 0 && k.first >= st.kept[0].first {
+		st.empty++
+	}
+}
+
+func (st *Stream) dropFirst() {
+	if st.kept[0].left == 0 {
+		st.empty--
+	}
+	st.kept[0] = nil
+	st.kept = st.kept[1:]
+}
+
+// tidy drops blocks of which nothing is left: at the front, and all of them once
+// they are the half, so that a settlement costs the same however much is kept.
+func (st *Stream) tidy() {
+	for len(st.kept) > 0 && st.kept[0].left == 0 {
+		st.dropFirst()
+	}
+	if 2*st.empty > len(st.kept) {
+		st.kept = slices.DeleteFunc(st.kept, func(k *keptBlock) bool { return k.left == 0 })
+		st.empty = 0
+	}
+	if len(st.kept) == 0 {
+		st.kept = nil
 	}
 }
 
@@ -96,19 +132,7 @@ func (st *Stream) Settle(ctx context.Context, runs []SettleRun, done func([]Sett
 	var mu sync.Mutex
 	left := len(batches)
 	finish := func(b *settleBatch, res any, err error) {
-		if refused, ok := res.(error); ok && err == nil {
-			err = refused
-		}
-		b.res, _ = res.([]SettleResult)
-		if err == nil && len(b.res) != len(b.what) {
-			err = &partition.ErrOutcomeUnknown{Partition: b.part, Why: "no results came back"}
-		}
-		if err != nil {
-			b.res = make([]SettleResult, len(b.what))
-			for i := range b.res {
-				b.res[i].Err = err
-			}
-		}
+		b.res = settled(b.part, len(b.what), res, err)
 		mu.Lock()
 		left--
 		last := left == 0
@@ -240,20 +264,20 @@ func (st *Stream) results(runs []SettleRun, bad []error, pieces []piece) []Settl
 		var stale *ErrStale
 		for j := range int(p.last - p.first + 1) {
 			r := p.batch.res[p.from+j]
+			p.blk.until = max(p.blk.until, r.Deadline)
 			if r.Err == nil && runs[p.run].Action != Extend || r.Err != nil && errors.As(r.Err, &stale) {
 				if x := &p.blk.items[int(p.first-p.blk.first)+j]; x.handOut != 0 {
 					x.handOut = 0
-					p.blk.left--
+					if p.blk.left--; p.blk.left == 0 {
+						p.blk.emptied(st)
+					}
 				}
 			}
 			add(j, r)
 		}
 	}
 	refuse(len(runs))
-	st.kept = slices.DeleteFunc(st.kept, func(k *keptBlock) bool { return k.left == 0 })
-	if len(st.kept) == 0 {
-		st.kept = nil
-	}
+	st.tidy()
 	return out
 }
 
