@@ -22,7 +22,7 @@ const (
 	defaultWindow   = 100
 	maxNumber       = 1 << 62 // of a delivery; no stream comes near it
 	maxSettleRuns   = 1000
-	frameBytes      = 1 << 20 // of keys, headers and bodies in a frame
+	frameBytes      = 1 << 20 // of keys, headers and bodies in a frame, beside the first delivery
 	frameMessages   = 1000    // readable ones in a frame
 	grantedAtOnce   = 8192    // of a member's credit, handed on to its partitions
 	maxSettled      = 65_536  // deliveries that a frame's settlements name
@@ -254,7 +254,7 @@ func (a *attendant) deliver(ctx context.Context) ending {
 			if a.window != nil {
 				a.window.lapsed(a.b.groups.Now())
 			}
-			a.stream.SetShares(a.sharesOf(shares)) // a partition that was led elsewhere is asked again
+			a.stream.SetShares(sharesOf(a.topic, shares)) // a partition that was led elsewhere is asked again
 			if quiet {
 				out.idle = a.stream.WhyIdle(ctx)
 			}
@@ -295,7 +295,9 @@ func (a *attendant) fill(out *frame) *ending {
 		e := a.ended(err)
 		return &e
 	}
-	out.deliveries = hs
+	if out.deliveries = hs; len(hs) > 0 {
+		out.idle = "" // they came meanwhile
+	}
 	return nil
 }
 
@@ -339,14 +341,6 @@ func (a *attendant) assign(before []coordinator.Share) ([]coordinator.Share, <-c
 	}
 	a.stream.SetShares(a.b.sessions.shares(a.topic, member))
 	return member.Shares, changed, nil
-}
-
-func (a *attendant) sharesOf(shares []coordinator.Share) []consumer.Share {
-	out := make([]consumer.Share, len(shares))
-	for i, sh := range shares {
-		out[i] = consumer.Share{Partition: a.topic.Partitions[sh.Partition].ID, Share: sh.Share, Shares: sh.Shares}
-	}
-	return out
 }
 
 // close ends the session, in the partitions and then in the map.

@@ -95,15 +95,19 @@ func (b *Broker) answer(p publication, n int, results []router.Result) []*strand
 
 // itemProblem is the refusal of one item of a list.
 func (b *Broker) itemProblem(list string, i int, err error) *strandmqv1.Problem {
+	return b.problemOf(err, fmt.Sprintf("%s[%d]", list, i))
+}
+
+// problemOf is the refusal of a part of a request, whose field it names.
+func (b *Broker) problemOf(err error, field string) *strandmqv1.Problem {
 	r := *b.explain(err)
 	if r.reason == "INTERNAL" {
 		r.text = "the broker failed to handle this one" // the details are for the log
 	}
-	item := fmt.Sprintf("%s[%d]", list, i)
 	if r.field != "" {
-		item += "." + r.field
+		field += "." + r.field
 	}
-	r.field = item
+	r.field = field
 	return r.problem()
 }
 

@@ -56,14 +56,22 @@ func (s *sessions) take(session uint64) map[uint32]bool {
 	return had
 }
 
+// sharesOf are shares of a topic's partitions as the groups know them.
+func sharesOf(t *topic, shares []coordinator.Share) []consumer.Share {
+	out := make([]consumer.Share, len(shares))
+	for i, sh := range shares {
+		out[i] = consumer.Share{Partition: t.Partitions[sh.Partition].ID, Share: sh.Share, Shares: sh.Shares}
+	}
+	return out
+}
+
 // shares are where a member's Receive looks: its shares for new deliveries, and
 // wherever else it may hold some.
 func (s *sessions) shares(t *topic, m *coordinator.Member) []consumer.Share {
 	numbers := make([]uint32, len(m.Shares))
-	out := make([]consumer.Share, 0, len(m.Shares))
+	out := sharesOf(t, m.Shares)
 	for i, sh := range m.Shares {
 		numbers[i] = sh.Partition
-		out = append(out, consumer.Share{Partition: t.Partitions[sh.Partition].ID, Share: sh.Share, Shares: sh.Shares})
 	}
 	s.note(m.Session, numbers...)
 	s.mu.Lock()

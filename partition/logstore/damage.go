@@ -17,7 +17,8 @@ type Damage struct {
 	Found  time.Time
 }
 
-// maxDamage bounds what is kept of damage that was found. The log has all of it.
+// maxDamage bounds what is kept of damage that was found. The log has all of it:
+// beyond the bound, whenever it is met.
 const maxDamage = 1000
 
 // Damage lists what was found since the store was opened, by reads, by the
@@ -33,8 +34,8 @@ func (s *Store) Damage() []Damage {
 func (s *Store) reportDamage(d *ErrDamaged) {
 	key := damageKey(d.File, d.What, d.Ranges)
 	s.damageMu.Lock()
-	told := s.told[key] || len(s.told) >= maxDamage
-	if !told {
+	told, full := s.told[key], len(s.told) >= maxDamage
+	if !told && !full {
 		s.told[key] = true
 		s.damage = append(s.damage, Damage{File: d.File, What: d.What, Ranges: d.Ranges, Found: time.Now()})
 	}

@@ -44,7 +44,7 @@ type diskOp struct {
 	told     bool
 }
 
-// begin notes the beginning of an operation; the returned function its end.
+// begin notes the beginning of an operation, and returns the id to end it by.
 func (w *diskWatch) begin(op, path string) (id uint64) {
 	now := time.Now()
 	w.mu.Lock()
