@@ -31,7 +31,8 @@ func (g *group) soundDisk() (parking, replaying uint64, bad error) {
 			return nil
 		}
 		var got queue
-		last, tail := partition.Offset(0), uint32(0)
+		var last partition.Offset
+		var tail uint32
 		for o := q.first; ; {
 			key, r := g.queueRow(o)
 			if g.broken != nil {

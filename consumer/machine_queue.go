@@ -67,11 +67,11 @@ type queuedMessage struct {
 	size   uint32
 }
 
-func (r queueRow) encode() []byte {
-	b := append(make([]byte, 0, queueHead+len(r.body)), r.kind)
-	b = binary.LittleEndian.AppendUint64(b, uint64(r.next))
-	b = binary.LittleEndian.AppendUint64(b, r.key)
-	return append(b, r.body...)
+func (q queueRow) encode() []byte {
+	b := append(make([]byte, 0, queueHead+len(q.body)), q.kind)
+	b = binary.LittleEndian.AppendUint64(b, uint64(q.next))
+	b = binary.LittleEndian.AppendUint64(b, q.key)
+	return append(b, q.body...)
 }
 
 func decodeQueueRow(key, v []byte) (queueRow, error) {

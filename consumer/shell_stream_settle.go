@@ -286,10 +286,9 @@ func sameResult(a, b SettleResult) bool {
 	if a.Dead != b.Dead || a.Deadline != b.Deadline || (a.Err == nil) != (b.Err == nil) {
 		return false
 	}
-	if a.Err == nil || a.Err == b.Err {
+	if a.Err == nil || errors.Is(a.Err, b.Err) {
 		return true
 	}
-	x, ok := a.Err.(*ErrStale)
-	y, also := b.Err.(*ErrStale)
-	return ok && also && *x == *y
+	var x, y *ErrStale
+	return errors.As(a.Err, &x) && errors.As(b.Err, &y) && *x == *y
 }

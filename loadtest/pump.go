@@ -31,9 +31,8 @@ type pump struct {
 	number uint64 // of the latest batch
 	wake   chan struct{}
 
-	mu   sync.Mutex
-	way  map[uint64]underway // batches without an answer, by their number
-	left bool                // something was refused, or may be lost
+	mu  sync.Mutex
+	way map[uint64]underway // batches without an answer, by their number
 
 	published atomic.Uint64 // messages with a receipt
 	measured  atomic.Uint64
@@ -276,7 +275,7 @@ func (p *pump) pending() int {
 
 // work publishes until stop, and waits for the answers.
 func (p *pump) work(stop <-chan struct{}) error {
-	defer p.s.Close()
+	defer func() { _ = p.s.Close() }()
 	heard := make(chan error, 1)
 	failed := make(chan struct{})
 	go func() {

@@ -11,7 +11,9 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 )
 
@@ -85,7 +87,7 @@ func openStream(ctx context.Context, server, method string) (*stream, error) {
 		// A stream that breaks is opened again by whoever knows what was on it.
 		grpc.WithDisableRetry(), grpc.WithDisableServiceConfig(), grpc.WithIdleTimeout(0),
 		grpc.WithStaticStreamWindowSize(streamWindow), grpc.WithStaticConnWindowSize(streamWindow),
-		grpc.WithReadBufferSize(streamBuffer), grpc.WithWriteBufferSize(streamBuffer), grpc.WithSharedWriteBuffer(true),
+		grpc.WithReadBufferSize(streamBuffer), grpc.WithWriteBufferSize(streamBuffer),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(streamMessage), grpc.MaxCallSendMsgSize(streamMessage)),
 	)
 	if err != nil {
@@ -168,7 +170,7 @@ func (s *stream) Close() error {
 	if s.limit != nil {
 		s.limit.Stop()
 	}
-	if err := s.conn.Close(); err != nil && !errors.Is(err, grpc.ErrClientConnClosing) {
+	if err := s.conn.Close(); status.Code(err) != codes.Canceled { // which says that it is closed
 		return err
 	}
 	return nil

@@ -81,7 +81,7 @@ func (g *crowd) join(ctx context.Context, n int) (*taker, error) {
 
 // work takes until the stream ends: see leave.
 func (t *taker) work() error {
-	defer t.s.Close()
+	defer func() { _ = t.s.Close() }()
 	var m strandmqv1.ConsumeResponse
 	for {
 		err := t.s.Receive(&m)

@@ -52,13 +52,14 @@ func TestAckHoles(t *testing.T) {
 
 	acked := make([]bool, n)
 	var again []*strandmqv1.Settlement // some of the acks
+	random := rand.New(rand.NewPCG(1, 2))
 	receive := func(a api) []*strandmqv1.Delivery {
 		res, err := a.consume.Receive(all, &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", MaxMessages: batch, WaitMs: 500})
 		if err != nil {
 			t.Fatal(err)
 		}
 		ds := res.GetDeliveries()
-		rand.Shuffle(len(ds), func(i, j int) { ds[i], ds[j] = ds[j], ds[i] })
+		random.Shuffle(len(ds), func(i, j int) { ds[i], ds[j] = ds[j], ds[i] })
 		return ds
 	}
 	settle := func(a api, ss []*strandmqv1.Settlement) {

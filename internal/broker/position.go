@@ -84,7 +84,7 @@ func (b *Broker) message(t *topic, p *strandmqv1.MessagePlace, field string) (pl
 	if err != nil {
 		return place{}, err
 	}
-	what := ""
+	var what string
 	switch at := p.GetPosition().GetAt().(type) {
 	case *strandmqv1.StartPosition_Latest:
 		return place{}, refuse("BAD_VALUE", field+".latest", "latest is the place of the next message: use from_end 1 for the last one")
