@@ -264,6 +264,10 @@ func (c *Coordinator) SetPaused(ctx context.Context, topic, name string, paused 
 	}}})
 }
 
+// SomeLogged is the revision of FinishGroup when there are partitions that could
+// not be told: the group is in use, and what it changed is still to be logged.
+const SomeLogged = 0
+
 // FinishGroup says that every partition has logged this revision of the group.
 // Errors: *ErrNotFound, *ErrBusy when it is being deleted.
 func (c *Coordinator) FinishGroup(ctx context.Context, id GroupID, revision uint64) (*Group, error) {

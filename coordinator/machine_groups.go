@@ -122,7 +122,9 @@ func (mc *machine) finishGroup(c *storagev1.FinishGroup) *result {
 	}
 	// Two changes may be under way at once and finish in any order.
 	logged := max(g.Logged, min(c.Revision, g.Revision))
-	if logged == g.Logged {
+	// A new group of which not every partition could be told is in use as well,
+	// with nothing logged by all.
+	if logged == g.Logged && g.Phase == Ready {
 		return &result{group: g, existed: true}
 	}
 	next := *g

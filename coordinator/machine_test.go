@@ -189,7 +189,7 @@ func sound(mc *machine) error {
 			if (t.Phase != Ready || g.Phase != Ready) && len(g.Members) > 0 {
 				return fmt.Errorf("group %s has members in phase %v, topic %v", g.Name, g.Phase, t.Phase)
 			}
-			if g.Logged > g.Revision || g.Phase == Creating != (g.Logged == 0) && g.Phase != Deleting {
+			if g.Logged > g.Revision || g.Phase == Creating && g.Logged != 0 {
 				return fmt.Errorf("group %s %v logged %d of %d", g.Name, g.Phase, g.Logged, g.Revision)
 			}
 			c := crew{}

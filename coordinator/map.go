@@ -106,7 +106,7 @@ type Group struct {
 	Start   *strandmqv1.StartPosition // where the group starts in a partition that has not logged it yet
 	Created partition.Millis
 	// Revision counts the changes of Policy and Paused, from 1; Logged is the
-	// last revision that every partition has logged. Between the two a change
+	// last revision that every partition has logged; 0 is none. Between the two a change
 	// is on its way.
 	Revision, Logged uint64
 	// Generation counts the changes of members and assignment.

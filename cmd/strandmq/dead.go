@@ -110,11 +110,13 @@ func (a *app) deadList() *cobra.Command {
 				return err
 			}
 			all.DeadLetters = append(all.DeadLetters, res.GetDeadLetters()...)
+			all.LeftOut = res.GetLeftOut()
 			all.NextPageToken, all.Total = res.GetNextPageToken(), res.GetTotal()
 			if res.GetNextPageToken() == "" {
 				break
 			}
 		}
+		a.tellLeftOut(all.GetLeftOut(), "whose dead letters cannot be read")
 		return a.show(all, func() error {
 			t := table.Table{Head: []string{"PARTITION", "OFFSET", "KEY", "ATTEMPTS", "DEAD SINCE", "STATE", "REASON"}, Right: []int{0, 1, 3}}
 			for _, d := range all.GetDeadLetters() {
@@ -213,6 +215,7 @@ already waits adds nothing.`,
 			return err
 		}
 		a.talk("%d to be delivered again, %d already were", res.GetReplayed(), res.GetAlready())
+		a.tellLeftOut(res.GetLeftOut(), "whose dead letters stay")
 		return a.show(res, func() error { return nil })
 	})
 	which.flags(c, true)
@@ -252,6 +255,7 @@ again: at a terminal by hand, elsewhere with --confirm.`,
 			return err
 		}
 		a.talk("%d given up", res.GetDiscarded())
+		a.tellLeftOut(res.GetLeftOut(), "whose dead letters stay")
 		return a.show(res, func() error { return nil })
 	})
 	which.flags(c, true)

@@ -243,6 +243,7 @@ the same policy succeeds. --from says where it starts:
 		} else {
 			a.talk("group %s created", args[1])
 		}
+		a.tellLeftOut(res.GetLeftOut(), toldLater)
 		return a.show(res, func() error { a.groupFacts(res.GetGroup()); return nil })
 	})
 	policy.flags(c, true)
@@ -283,8 +284,18 @@ func (a *app) groupList() *cobra.Command {
 					state = "paused"
 				}
 				n := g.GetCounts()
+				count := func(n uint64) string { return strconv.FormatUint(n, 10) }
+				switch left := g.GetLeftOut(); {
+				case n == nil:
+					count = func(uint64) string { return "?" }
+				case len(left) > 0:
+					count = func(n uint64) string { return strconv.FormatUint(n, 10) + " + ?" }
+				}
+				if left := g.GetLeftOut(); len(left) > 0 {
+					state += ", damaged: " + leftOutText(left)
+				}
 				t.Add(g.GetGroup().GetTopic(), g.GetGroup().GetName(), modeText(g.GetGroup().GetPolicy().GetMode()), state,
-					g.GetMembers(), n.GetLag(), n.GetInFlight(), n.GetDead(), n.GetAcked())
+					g.GetMembers(), count(n.GetLag()), count(n.GetInFlight()), count(n.GetDead()), count(n.GetAcked()))
 			}
 			return a.printTable(&t, "There are no groups yet: 'strandmq consume TOPIC --group NAME' makes one.")
 		})
@@ -328,9 +339,19 @@ func (a *app) groupDescription(res *strandmqv1.DescribeGroupResponse) error {
 			n.GetParked(), n.GetDead(), n.GetAcked(), n.GetSkipped(), n.GetNotScanned(), n.GetLag())
 	}
 	for _, p := range res.GetPartitions() {
+		if p.GetCounts() == nil {
+			counts.Add(p.GetPartition(), "damaged", "?", "?", "?", "?", "?", "?", "?", "?", "?", "?", "?", "?")
+			continue
+		}
 		add(p.GetPartition(), p.GetFloor(), p.GetScanned(), p.GetEnd(), p.GetCounts())
 	}
-	add("all", "", "", "", res.GetCounts())
+	switch left := res.GetLeftOut(); {
+	case res.GetCounts() == nil: // nothing to add up
+	case len(left) > 0:
+		add("all but "+leftOutText(left), "", "", "", res.GetCounts())
+	default:
+		add("all", "", "", "", res.GetCounts())
+	}
 	if err := a.printTable(&counts, ""); err != nil {
 		return err
 	}
@@ -392,6 +413,24 @@ func (a *app) groupDescription(res *strandmqv1.DescribeGroupResponse) error {
 	return a.printTable(&stalls, "")
 }
 
+// leftOutText is the numbers of partitions that an answer is without.
+func leftOutText(left []*strandmqv1.LeftOut) string {
+	numbers := make([]string, len(left))
+	for i, l := range left {
+		numbers[i] = strconv.FormatUint(uint64(l.GetPartition()), 10)
+	}
+	return strings.Join(numbers, ", ")
+}
+
+const toldLater = "which is told when it is back"
+
+// tellLeftOut says which partitions an answer is without, and what becomes of them.
+func (a *app) tellLeftOut(left []*strandmqv1.LeftOut, then string) {
+	for _, l := range left {
+		a.talk("without partition %d, %s: %s", l.GetPartition(), then, l.GetProblem().GetMessage())
+	}
+}
+
 // sharesText prints an assignment: 0, 1, 2 (1 of 3).
 func sharesText(shares []*strandmqv1.PartitionShare) string {
 	var out []string
@@ -428,6 +467,7 @@ up in its log when the command ends.`,
 			return err
 		}
 		a.talk("group %s altered", args[1])
+		a.tellLeftOut(res.GetLeftOut(), toldLater)
 		return a.show(res, func() error { a.groupFacts(res.GetGroup()); return nil })
 	})
 	policy.flags(c, false)
@@ -468,6 +508,7 @@ becomes stale, what is dead stays dead. The position is one of
 		} else {
 			a.talk("group %s moved", args[1])
 		}
+		a.tellLeftOut(res.GetLeftOut(), "where the group stays: reset it again when the partition is back")
 		return a.show(res, func() error {
 			t := table.Table{Head: []string{"PARTITION", "FROM", "TO"}, Right: []int{0, 1, 2}}
 			for _, p := range res.GetPartitions() {
@@ -495,6 +536,7 @@ func (a *app) groupPause() *cobra.Command {
 			return err
 		}
 		a.talk("group %s paused: 'strandmq group resume %s %s' starts it again", args[1], args[0], args[1])
+		a.tellLeftOut(res.GetLeftOut(), toldLater)
 		return a.show(res, func() error { return nil })
 	})
 }
@@ -511,6 +553,7 @@ func (a *app) groupResume() *cobra.Command {
 			return err
 		}
 		a.talk("group %s runs", args[1])
+		a.tellLeftOut(res.GetLeftOut(), toldLater)
 		return a.show(res, func() error { return nil })
 	})
 }
@@ -538,6 +581,7 @@ stay. The name has to be typed again: at a terminal by hand, elsewhere with
 			return err
 		}
 		a.talk("group %s deleted", args[1])
+		a.tellLeftOut(res.GetLeftOut(), "which forgets the group when it is back")
 		return a.show(res, func() error { return nil })
 	})
 	c.Flags().StringVar(&confirm, "confirm", "", "the group's name again")

@@ -200,6 +200,10 @@ that the topic's limits would not keep, and what is wrong, if anything is.`,
 				if held != "" {
 					held += ": " + quantity.RoughSize(p.GetHeldBytes())
 				}
+				if p.StartOffset == nil { // it stopped: nothing is known, and nothing is 0
+					t.Add(p.GetPartition(), "damaged", "?", "?", "?", "?", "?", "?", orDash(p.GetFault()))
+					continue
+				}
 				t.Add(p.GetPartition(), p.GetStartOffset(), p.GetEndOffset(), p.GetEndOffset()-p.GetStartOffset(),
 					quantity.RoughSize(p.GetBytes()), stamp(p.GetOldest()), orDash(held), p.GetDuplicates(), orDash(p.GetFault()))
 			}

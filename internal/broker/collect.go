@@ -62,8 +62,12 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			bytes += float64(info.Bytes)
 			messages += float64(info.Position.End - info.Position.Start)
 		}
-		gauge("log_size_bytes", "Bytes of record batches kept.", topicLabel, bytes, t.Name)
-		gauge("log_messages", "Messages kept.", topicLabel, messages, t.Name)
+		// A sum without the partitions that stopped would fall when data is
+		// damaged: there is none then.
+		if faults == 0 {
+			gauge("log_size_bytes", "Bytes of record batches kept. No sample while a partition of the topic is damaged.", topicLabel, bytes, t.Name)
+			gauge("log_messages", "Messages kept. No sample while a partition of the topic is damaged.", topicLabel, messages, t.Name)
+		}
 		gauge("partitions_damaged", "Partitions that stopped because they cannot be trusted.", topicLabel, faults, t.Name)
 		for g := range t.Groups() {
 			if g.Phase != coordinator.Ready {
@@ -73,12 +77,13 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 				truncated = 1
 				break
 			}
-			states, err := b.statesOfRest(ctx, t, g)
-			if err != nil {
+			gauge("group_members", "Members with a session.", groupLabels, float64(len(g.Members)), t.Name, g.Name)
+			states, r, err := b.statesOfRest(ctx, t, g)
+			if err != nil || len(r.out) > 0 {
 				continue // partitions_damaged says so; a wrong sum would not
 			}
-			c := sum(states)
-			gauge("group_lag_messages", "Messages neither settled nor dead.", groupLabels, float64(c.GetLag()), t.Name, g.Name)
+			c := sum(states, r)
+			gauge("group_lag_messages", "Messages neither settled nor dead. No sample, as of all that the log says of a group, while a partition of the topic is damaged.", groupLabels, float64(c.GetLag()), t.Name, g.Name)
 			gauge("messages_in_flight", "Handed out and not settled.", groupLabels, float64(c.GetInFlight()), t.Name, g.Name)
 			gauge("group_blocked_messages", "Messages that wait behind an earlier one of their key.", groupLabels, float64(c.GetBlocked()+c.GetParked()), t.Name, g.Name)
 			gauge("group_backing_off_messages", "Messages that failed and wait for their next attempt.", groupLabels, float64(c.GetBackingOff()), t.Name, g.Name)
@@ -102,7 +107,6 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			gauge("group_dead_copies_bytes", "Bytes of those copies.", groupLabels, copied, t.Name, g.Name)
 			gauge("group_open_circuits", "Partitions in which the group's circuit is open: nearly everything failed, and one message at a time is tried. 0: closed.", groupLabels, open, t.Name, g.Name)
 			counter("group_circuit_opened_total", "Times that the group's circuit opened since the group was created.", groupLabels, opened, t.Name, g.Name)
-			gauge("group_members", "Members with a session.", groupLabels, float64(len(g.Members)), t.Name, g.Name)
 		}
 	}
 	gauge("scrape_truncated", "1 if there were more topics and groups than one scrape reads.", nil, truncated)

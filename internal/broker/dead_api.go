@@ -41,11 +41,15 @@ func (a deadAPI) ListDeadLetters(ctx context.Context, req *strandmqv1.ListDeadLe
 	if err != nil {
 		return nil, err
 	}
-	states, err := a.b.states(ctx, t.Topic, g)
+	states, r, err := a.b.statesOfRest(ctx, t.Topic, g)
 	if err != nil {
 		return nil, err
 	}
+	if len(r.out) == len(states) {
+		return nil, r.refusal()
+	}
 	res := &strandmqv1.ListDeadLettersResponse{}
+	defer func() { res.LeftOut = r.out }() // one may stop while it is read
 	for _, s := range states {
 		res.Total += s.Counts.Dead + s.Counts.Replaying
 	}
@@ -55,7 +59,7 @@ func (a deadAPI) ListDeadLetters(ctx context.Context, req *strandmqv1.ListDeadLe
 			// One more than fits tells whether there is a next page.
 			want := size - len(res.GetDeadLetters()) + 1
 			list, err := a.b.groups.DeadLetters(ctx, t.Partitions[at].ID, consumer.GroupID(g.ID), offset, min(want, 64))
-			if err != nil {
+			if err := r.without(at, err); err != nil {
 				return nil, err
 			}
 			for _, d := range list {
@@ -124,7 +128,7 @@ func (a deadAPI) ReplayDeadLetters(ctx context.Context, req *strandmqv1.ReplayDe
 		return nil, err
 	}
 	var replayed, already atomic.Uint64
-	err = a.b.applyPicks(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
+	left, err := a.b.applyPicks(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
 		n, m, err := a.b.groups.Replay(ctx, id, consumer.GroupID(g.ID), sel)
 		replayed.Add(uint64(n))
 		already.Add(uint64(m))
@@ -133,7 +137,7 @@ func (a deadAPI) ReplayDeadLetters(ctx context.Context, req *strandmqv1.ReplayDe
 	if err != nil {
 		return nil, err
 	}
-	return &strandmqv1.ReplayDeadLettersResponse{Replayed: replayed.Load(), Already: already.Load()}, nil
+	return &strandmqv1.ReplayDeadLettersResponse{Replayed: replayed.Load(), Already: already.Load(), LeftOut: left}, nil
 }
 
 // DiscardDeadLetters gives dead letters up.
@@ -150,7 +154,7 @@ func (a deadAPI) DiscardDeadLetters(ctx context.Context, req *strandmqv1.Discard
 		return nil, err
 	}
 	var discarded atomic.Uint64
-	err = a.b.applyPicks(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
+	left, err := a.b.applyPicks(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
 		n, err := a.b.groups.Discard(ctx, id, consumer.GroupID(g.ID), sel)
 		discarded.Add(uint64(n))
 		return n, err
@@ -158,7 +162,7 @@ func (a deadAPI) DiscardDeadLetters(ctx context.Context, req *strandmqv1.Discard
 	if err != nil {
 		return nil, err
 	}
-	return &strandmqv1.DiscardDeadLettersResponse{Discarded: discarded.Load()}, nil
+	return &strandmqv1.DiscardDeadLettersResponse{Discarded: discarded.Load(), LeftOut: left}, nil
 }
 
 func deadLetterProto(t *topic, g *coordinator.Group, d consumer.DeadLetter, format strandmqv1.BodyFormat, history bool) *strandmqv1.DeadLetter {

@@ -32,11 +32,11 @@ func (a groupAPI) CreateGroup(ctx context.Context, req *strandmqv1.CreateGroupRe
 			return nil, err
 		}
 	}
-	g, existed, err := a.b.createGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetPolicy(), req.GetStart())
+	g, existed, left, err := a.b.createGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetPolicy(), req.GetStart())
 	if err != nil {
 		return nil, err
 	}
-	return &strandmqv1.CreateGroupResponse{Group: groupProto(req.GetTopic(), g), Existed: existed}, nil
+	return &strandmqv1.CreateGroupResponse{Group: groupProto(req.GetTopic(), g), Existed: existed, LeftOut: left}, nil
 }
 
 // ListGroups lists groups with their counts.
@@ -62,10 +62,10 @@ func (a groupAPI) ListGroups(ctx context.Context, req *strandmqv1.ListGroupsRequ
 				continue
 			}
 			line := &strandmqv1.GroupSummary{Group: groupProto(t.Name, g), Members: uint32(len(g.Members))}
-			// A partition that cannot be asked leaves the counts out: a wrong
-			// sum is worse than none. DescribeGroup says what is wrong.
-			if states, err := a.b.statesOfRest(ctx, t, g); err == nil {
-				line.Counts = sum(states)
+			// What cannot be asked leaves the counts out: a wrong sum is worse
+			// than none.
+			if states, r, err := a.b.statesOfRest(ctx, t, g); err == nil {
+				line.Counts, line.LeftOut = sum(states, r), r.out
 			} else if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
@@ -81,20 +81,23 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 	if err != nil {
 		return nil, err
 	}
-	states, err := a.b.statesOfRest(ctx, t.Topic, g)
+	states, r, err := a.b.statesOfRest(ctx, t.Topic, g)
 	if err != nil {
 		return nil, err
 	}
-	res := &strandmqv1.DescribeGroupResponse{Group: groupProto(t.Name, g), Counts: sum(states)}
+	res := &strandmqv1.DescribeGroupResponse{Group: groupProto(t.Name, g), Counts: sum(states, r), LeftOut: r.out}
 	holds := map[string]uint64{}
 	for i, s := range states {
 		out := &strandmqv1.GroupPartition{
-			Partition: uint32(i), LogIndex: uint64(s.Position.Index), Floor: uint64(s.Floor), Oldest: uint64(s.Oldest), Scanned: uint64(s.Scanned),
-			End: uint64(s.Position.End), Start: uint64(s.Start), Counts: countsProto(s.Counts), ResetEpoch: s.Epoch,
+			Partition: uint32(i),
 		}
-		out.Circuit = &strandmqv1.GroupCircuit{Open: s.Circuit.Open, Opened: s.Circuit.Opened, Until: timestampOrNil(int64(s.Circuit.Until))}
-		out.HeldBytes = a.b.retention.of(t.Partitions[i].ID, g.ID).bytes
-		out.CopiedDead, out.CopiedDeadBytes = s.Kept.Copies, s.Kept.CopyBytes
+		if !r.has(i) {
+			out.LogIndex, out.Floor, out.Oldest, out.Scanned = new(uint64(s.Position.Index)), new(uint64(s.Floor)), new(uint64(s.Oldest)), new(uint64(s.Scanned))
+			out.End, out.Start, out.Counts, out.ResetEpoch = new(uint64(s.Position.End)), new(uint64(s.Start)), countsProto(s.Counts), new(s.Epoch)
+			out.Circuit = &strandmqv1.GroupCircuit{Open: s.Circuit.Open, Opened: s.Circuit.Opened, Until: timestampOrNil(int64(s.Circuit.Until))}
+			out.HeldBytes = new(a.b.retention.of(t.Partitions[i].ID, g.ID).bytes)
+			out.CopiedDead, out.CopiedDeadBytes = new(s.Kept.Copies), new(s.Kept.CopyBytes)
+		}
 		for _, l := range s.Kept.Losses {
 			out.Losses = append(out.Losses, &strandmqv1.LossRecord{
 				First: uint64(l.First), Last: uint64(l.Last), Count: l.Count, Cause: l.Cause,
@@ -158,10 +161,11 @@ func (a groupAPI) AlterGroup(ctx context.Context, req *strandmqv1.AlterGroupRequ
 	if err != nil {
 		return nil, err
 	}
-	if g, err = a.b.logged(t, g); err != nil {
+	g, left, err := a.b.logged(t, g)
+	if err != nil {
 		return nil, err
 	}
-	return &strandmqv1.AlterGroupResponse{Group: groupProto(t.Name, g)}, nil
+	return &strandmqv1.AlterGroupResponse{Group: groupProto(t.Name, g), LeftOut: left}, nil
 }
 
 // ResetGroup moves a group.
@@ -187,7 +191,8 @@ func (a groupAPI) ResetGroup(ctx context.Context, req *strandmqv1.ResetGroupRequ
 	}
 	moved := make([]*strandmqv1.ResetPartition, len(t.Partitions))
 	gid := consumer.GroupID(g.ID)
-	err = each(ctx, t.Topic, func(ctx context.Context, i int, id partition.PartitionID) error {
+	r := &leftOut{b: a.b}
+	err = r.each(ctx, t.Topic, func(ctx context.Context, i int, id partition.PartitionID) error {
 		if req.Partition != nil && req.GetPartition() != uint32(i) {
 			return nil
 		}
@@ -211,46 +216,50 @@ func (a groupAPI) ResetGroup(ctx context.Context, req *strandmqv1.ResetGroupRequ
 	if err != nil {
 		return nil, err
 	}
-	res := &strandmqv1.ResetGroupResponse{}
+	res := &strandmqv1.ResetGroupResponse{LeftOut: r.out}
 	for _, m := range moved {
 		if m != nil {
 			res.Partitions = append(res.Partitions, m)
 		}
+	}
+	if len(res.GetPartitions()) == 0 {
+		return nil, r.refusal()
 	}
 	return res, nil
 }
 
 // PauseGroup stops hand-outs.
 func (a groupAPI) PauseGroup(ctx context.Context, req *strandmqv1.PauseGroupRequest) (*strandmqv1.PauseGroupResponse, error) {
-	g, err := a.pause(ctx, req.GetTopic(), req.GetGroup(), true)
+	g, left, err := a.pause(ctx, req.GetTopic(), req.GetGroup(), true)
 	if err != nil {
 		return nil, err
 	}
-	return &strandmqv1.PauseGroupResponse{Group: g}, nil
+	return &strandmqv1.PauseGroupResponse{Group: g, LeftOut: left}, nil
 }
 
 // ResumeGroup starts them again.
 func (a groupAPI) ResumeGroup(ctx context.Context, req *strandmqv1.ResumeGroupRequest) (*strandmqv1.ResumeGroupResponse, error) {
-	g, err := a.pause(ctx, req.GetTopic(), req.GetGroup(), false)
+	g, left, err := a.pause(ctx, req.GetTopic(), req.GetGroup(), false)
 	if err != nil {
 		return nil, err
 	}
-	return &strandmqv1.ResumeGroupResponse{Group: g}, nil
+	return &strandmqv1.ResumeGroupResponse{Group: g, LeftOut: left}, nil
 }
 
-func (a groupAPI) pause(ctx context.Context, topic, group string, paused bool) (*strandmqv1.Group, error) {
+func (a groupAPI) pause(ctx context.Context, topic, group string, paused bool) (*strandmqv1.Group, []*strandmqv1.LeftOut, error) {
 	t, _, err := a.b.group(topic, group)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	g, err := a.b.coord.SetPaused(ctx, topic, group, paused)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if g, err = a.b.logged(t, g); err != nil {
-		return nil, err
+	g, left, err := a.b.logged(t, g)
+	if err != nil {
+		return nil, nil, err
 	}
-	return groupProto(topic, g), nil
+	return groupProto(topic, g), left, nil
 }
 
 // DeleteGroup deletes a group and its dead letters.
@@ -266,14 +275,19 @@ func (a groupAPI) DeleteGroup(ctx context.Context, req *strandmqv1.DeleteGroupRe
 	if err != nil {
 		return nil, err
 	}
-	if err := a.b.removeGroup(t.Topic, g); err != nil {
+	left, err := a.b.removeGroup(t.Topic, g)
+	if err != nil {
 		return nil, err
 	}
 	a.b.metrics.forgetGroup(t.Name, g.Name)
-	return &strandmqv1.DeleteGroupResponse{}, nil
+	return &strandmqv1.DeleteGroupResponse{LeftOut: left}, nil
 }
 
-func sum(states []consumer.GroupState) *strandmqv1.GroupCounts {
+// sum is nil when all that it would be of is left out.
+func sum(states []consumer.GroupState, r *leftOut) *strandmqv1.GroupCounts {
+	if len(r.out) == len(states) {
+		return nil
+	}
 	out := &strandmqv1.GroupCounts{}
 	for _, s := range states {
 		c := countsProto(s.Counts)

@@ -2,7 +2,6 @@ package broker
 
 import (
 	"context"
-	"errors"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
@@ -23,7 +22,7 @@ func (b *Broker) ensureGroup(ctx context.Context, topicName, groupName string, c
 	if _, err := b.topic(topicName); err != nil {
 		return nil, nil, err
 	}
-	if _, _, err := b.createGroup(ctx, topicName, groupName, nil, nil); err != nil {
+	if _, _, _, err := b.createGroup(ctx, topicName, groupName, nil, nil); err != nil {
 		if reasonOf(err) != "GROUP_EXISTS" { // someone was faster, with a policy of their own
 			return nil, nil, err
 		}
@@ -32,53 +31,45 @@ func (b *Broker) ensureGroup(ctx context.Context, topicName, groupName string, c
 }
 
 // createGroup creates a group, or finds one with the same policy.
-func (b *Broker) createGroup(ctx context.Context, topicName, groupName string, change *strandmqv1.GroupPolicy, start *strandmqv1.StartPosition) (*coordinator.Group, bool, error) {
+func (b *Broker) createGroup(
+	ctx context.Context, topicName, groupName string, change *strandmqv1.GroupPolicy, start *strandmqv1.StartPosition,
+) (g *coordinator.Group, existed bool, left []*strandmqv1.LeftOut, err error) {
 	policy := policyProto(consumer.Default())
 	if err := withPolicy(policy, change); err != nil {
-		return nil, false, err
+		return nil, false, nil, err
 	}
-	g, existed, err := b.coord.CreateGroup(ctx, coordinator.GroupSpec{Topic: topicName, Name: groupName, Policy: policy, Start: start})
+	g, existed, err = b.coord.CreateGroup(ctx, coordinator.GroupSpec{Topic: topicName, Name: groupName, Policy: policy, Start: start})
 	if err != nil {
-		return nil, false, err
+		return nil, false, nil, err
 	}
 	t, err := b.topic(topicName)
 	if err != nil {
-		return nil, false, err
+		return nil, false, nil, err
 	}
-	g, err = b.logged(t, g)
-	return g, existed, err
+	g, left, err = b.logged(t, g)
+	return g, existed, left, err
 }
 
-// logged sees to it that every partition has logged the group as it is.
-func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, error) {
+// logged sees to it that every partition that works has logged the group as it
+// is, and gives those that do not.
+func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, []*strandmqv1.LeftOut, error) {
 	if g.Phase == coordinator.Ready && g.Logged >= g.Revision {
-		return g, nil
+		return g, nil, nil
 	}
 	return b.readyGroup(t.Topic, g)
 }
 
 // statesOfRest asks every partition for a group's state, as far as they go on.
-// One that stopped has a stall that says so and no counts.
-func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]consumer.GroupState, error) {
+// One that stopped has a stall that says so and no counts, and is left out.
+func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]consumer.GroupState, *leftOut, error) {
 	out := make([]consumer.GroupState, len(t.Partitions))
-	err := each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
-		s, err := b.groups.Stats(ctx, id, consumer.GroupID(g.ID))
-		if errors.As(err, new(*partition.ErrDamaged)) {
-			r := b.explain(err)
-			s, err = consumer.GroupState{Stalls: []consumer.Stall{{Reason: r.reason, Text: r.text}}}, nil
-		}
-		out[i] = s
-		return err
-	})
-	return out, err
-}
-
-// states asks every partition for a group's state.
-func (b *Broker) states(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]consumer.GroupState, error) {
-	out := make([]consumer.GroupState, len(t.Partitions))
-	err := each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) (err error) {
+	r := &leftOut{b: b}
+	err := r.each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) (err error) {
 		out[i], err = b.groups.Stats(ctx, id, consumer.GroupID(g.ID))
 		return err
 	})
-	return out, err
+	for _, l := range r.out {
+		out[l.GetPartition()] = consumer.GroupState{Stalls: []consumer.Stall{{Reason: l.GetProblem().GetReason(), Text: l.GetProblem().GetMessage()}}}
+	}
+	return out, r, err
 }

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"time"
@@ -49,6 +50,9 @@ func (b *Broker) reachable(t *topic, only *uint32, p *strandmqv1.StartPosition, 
 			continue
 		}
 		pos, err := b.host.Position(part.ID)
+		if only == nil && errors.As(err, new(*partition.ErrDamaged)) {
+			continue // it is left out
+		}
 		if err != nil {
 			return err
 		}

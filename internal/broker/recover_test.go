@@ -145,7 +145,7 @@ func eachState(t *testing.T, b *Broker, fn func(consumer.GroupState)) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	states, err := b.states(ctx(t), topic.Topic, g)
+	states, _, err := b.statesOfRest(ctx(t), topic.Topic, g)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -28,12 +28,23 @@ type place struct {
 }
 
 // findID finds the messages of a topic with an id, by partition and offset.
+// When there are none, and a partition that stopped may have one, it is an error.
 func (b *Broker) findID(ctx context.Context, t *topic, id string) ([]place, error) {
+	r := &leftOut{b: b}
+	found, err := b.findIDIn(ctx, t, id, r)
+	if err == nil && len(found) == 0 {
+		err = r.refusal()
+	}
+	return found, err
+}
+
+// findIDIn is findID in the partitions that work.
+func (b *Broker) findIDIn(ctx context.Context, t *topic, id string, r *leftOut) ([]place, error) {
 	if err := names.MessageID(id); err != nil {
 		return nil, inField(err, "which.id")
 	}
 	found := make([][]place, len(t.Partitions))
-	err := each(ctx, t.Topic, func(ctx context.Context, i int, pid partition.PartitionID) error {
+	err := r.each(ctx, t.Topic, func(ctx context.Context, i int, pid partition.PartitionID) error {
 		offsets, err := b.host.FindByMessageID(ctx, pid, id)
 		for _, o := range offsets {
 			found[i] = append(found[i], place{i, pid, o})
@@ -46,12 +57,13 @@ func (b *Broker) findID(ctx context.Context, t *topic, id string) ([]place, erro
 // findDead is findID for a group's dead letters: it also finds those whose message
 // retention has passed.
 func (b *Broker) findDead(ctx context.Context, t *topic, g *coordinator.Group, id string) ([]place, error) {
-	kept, err := b.findID(ctx, t, id)
+	r := &leftOut{b: b}
+	kept, err := b.findIDIn(ctx, t, id, r)
 	if err != nil {
 		return nil, err
 	}
 	found := make([][]place, len(t.Partitions))
-	err = each(ctx, t.Topic, func(ctx context.Context, i int, pid partition.PartitionID) error {
+	err = r.each(ctx, t.Topic, func(ctx context.Context, i int, pid partition.PartitionID) error {
 		offsets, err := b.groups.CopiesOf(ctx, pid, consumer.GroupID(g.ID), id)
 		for _, o := range offsets {
 			if p := (place{i, pid, o}); !slices.Contains(kept, p) { // retention may pass it between the two looks
@@ -60,7 +72,11 @@ func (b *Broker) findDead(ctx context.Context, t *topic, g *coordinator.Group, i
 		}
 		return err
 	})
-	return append(slices.Concat(found...), kept...), err
+	out := append(slices.Concat(found...), kept...)
+	if err == nil && len(out) == 0 {
+		err = r.refusal()
+	}
+	return out, err
 }
 
 // picks are selectors by partition. exact names single messages, of which at
@@ -118,12 +134,16 @@ func (b *Broker) pickKey(t *topic, key []byte) (picks, error) {
 	return picks{of: map[partition.PartitionID]consumer.Selector{id: {ByKey: true, KeyHash: h, HasKey: true, Key: key}}}, nil
 }
 
-// apply runs fn for every picked partition. Where single messages were named,
-// finding none of them is an error.
-func (b *Broker) applyPicks(ctx context.Context, t *topic, g *coordinator.Group, p picks, fn func(context.Context, partition.PartitionID, consumer.Selector) (int, error)) error {
+// applyPicks runs fn for every picked partition, and gives those that stopped.
+// Where single messages were named, finding none of them is an error, and so is
+// it when all that were picked stopped.
+func (b *Broker) applyPicks(
+	ctx context.Context, t *topic, g *coordinator.Group, p picks, fn func(context.Context, partition.PartitionID, consumer.Selector) (int, error),
+) ([]*strandmqv1.LeftOut, error) {
 	var found atomic.Int64
 	var missing atomic.Pointer[consumer.ErrNotDead]
-	err := each(ctx, t.Topic, func(ctx context.Context, _ int, id partition.PartitionID) error {
+	r := &leftOut{b: b}
+	err := r.each(ctx, t.Topic, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		sel, ok := p.of[id]
 		if !ok {
 			return nil
@@ -138,15 +158,18 @@ func (b *Broker) applyPicks(ctx context.Context, t *topic, g *coordinator.Group,
 		return err
 	})
 	if err != nil {
-		return err
+		return nil, err
+	}
+	if n := len(r.out); n > 0 && n == len(p.of) {
+		return nil, r.refusal()
 	}
 	if p.exact && found.Load() == 0 {
 		if not := missing.Load(); not != nil {
-			return not
+			return nil, not
 		}
-		return notDead("group " + g.Name + " has no such dead letter")
+		return nil, notDead("group " + g.Name + " has no such dead letter")
 	}
-	return nil
+	return r.out, nil
 }
 
 // pageToken says where the next page begins.

@@ -154,7 +154,7 @@ func (b *Broker) findHolders(ctx context.Context) {
 }
 
 func (b *Broker) findGroupHolders(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) error {
-	states, err := b.statesOfRest(ctx, t, g)
+	states, _, err := b.statesOfRest(ctx, t, g)
 	if err != nil {
 		return err
 	}

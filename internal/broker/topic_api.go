@@ -48,11 +48,16 @@ func (a topicAPI) DescribeTopic(_ context.Context, req *strandmqv1.DescribeTopic
 	res := &strandmqv1.DescribeTopicResponse{Topic: topicProto(t.Topic)}
 	for i, p := range t.Partitions {
 		out := &strandmqv1.PartitionInfo{Partition: uint32(i), HashFirst: p.Range.First, HashLast: p.Range.Last}
-		if info, err := a.b.host.Info(p.ID); err != nil {
+		// Of one that stopped nothing is known: it may have done so before it
+		// had read anything, and then all would be 0.
+		switch info, err := a.b.host.Info(p.ID); {
+		case err != nil:
 			out.Fault = a.b.explain(err).text
-		} else {
-			out.StartOffset, out.EndOffset = uint64(info.Position.Start), uint64(info.Position.End)
-			out.Bytes, out.Duplicates, out.Fault = info.Bytes, info.Duplicates, info.Fault
+		case info.Fault != "":
+			out.Fault = info.Fault
+		default:
+			out.StartOffset, out.EndOffset = new(uint64(info.Position.Start)), new(uint64(info.Position.End))
+			out.Bytes, out.Duplicates = new(info.Bytes), new(info.Duplicates)
 			out.Oldest = timestampOrNil(int64(info.Oldest))
 			out.HeldBy, out.HeldBytes = a.b.retention.holder(p.ID)
 		}

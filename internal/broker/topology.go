@@ -12,6 +12,7 @@ import (
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/names"
 	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"github.com/strandmq/strandmq/router"
 )
 
@@ -165,13 +166,16 @@ func (b *Broker) removeTopic(t *coordinator.Topic) error {
 	return b.coord.RemoveTopic(ctx, t.ID)
 }
 
-// readyGroup has every partition log a group as the map has it, new or changed.
-// Each step changes nothing where it was done before.
-func (b *Broker) readyGroup(t *coordinator.Topic, g *coordinator.Group) (*coordinator.Group, error) {
+// readyGroup has every partition that works log a group as the map has it, new or
+// changed. Each step changes nothing where it was done before. With a partition
+// that stopped, the group is in use and remains unfinished: reconcile tells the
+// partition when it is back.
+func (b *Broker) readyGroup(t *coordinator.Topic, g *coordinator.Group) (*coordinator.Group, []*strandmqv1.LeftOut, error) {
 	ctx, cancel := b.finishing()
 	defer cancel()
 	policy := policyOf(g.Policy)
-	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+	r := &leftOut{b: b}
+	err := r.each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		start, err := b.resolve(id, g.Start)
 		if err != nil {
 			return err
@@ -189,26 +193,56 @@ func (b *Broker) readyGroup(t *coordinator.Topic, g *coordinator.Group) (*coordi
 		return b.groups.SetPaused(ctx, id, gid, g.Paused)
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return b.coord.FinishGroup(ctx, g.ID, g.Revision)
+	logged := g.Revision
+	if len(r.out) > 0 {
+		logged = coordinator.SomeLogged
+	}
+	g, err = b.coord.FinishGroup(ctx, g.ID, logged)
+	return g, r.out, err
 }
 
-// removeGroup has every partition forget a group.
-func (b *Broker) removeGroup(t *coordinator.Topic, g *coordinator.Group) error {
+// removeGroup has every partition that works forget a group, and gives those that
+// do not: reconcile has them forget it when they are back.
+func (b *Broker) removeGroup(t *coordinator.Topic, g *coordinator.Group) ([]*strandmqv1.LeftOut, error) {
 	ctx, cancel := b.finishing()
 	defer cancel()
-	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+	r := &leftOut{b: b}
+	err := r.each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		return b.groups.DeleteGroup(ctx, id, consumer.GroupID(g.ID))
 	})
 	if err != nil {
-		return err
+		return nil, err
 	}
-	return b.coord.RemoveGroup(ctx, g.ID)
+	return r.out, b.coord.RemoveGroup(ctx, g.ID)
+}
+
+// forgetGroups has partitions forget groups that were deleted while they were
+// stopped.
+func (b *Broker) forgetGroups(ctx context.Context, m *coordinator.Map, t *coordinator.Topic) error {
+	r := &leftOut{b: b}
+	return r.each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
+		kept, err := b.groups.Kept(ctx, id)
+		if err != nil {
+			return err
+		}
+		for gid := range kept {
+			if _, ok := m.GroupByID(coordinator.GroupID(gid)); ok {
+				continue
+			}
+			b.log.Info("dropping a group that was deleted", "topic", t.Name, "partition", i, "group", gid)
+			if err := b.groups.DeleteGroup(ctx, id, gid); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
 }
 
 // reconcile finishes whatever a stop left half done: topics and groups on their
-// way in or out, partitions that belong to nothing. Every step may have been
+// way in or out, partitions that belong to nothing, partitions that were not told
+// of a group because they had stopped. Every step may have been
 // done before. What fails is logged and tried again at the next start, or when
 // somebody asks for the same thing again: one damaged partition must not keep
 // the others from serving.
@@ -240,14 +274,26 @@ func (b *Broker) reconcile(ctx context.Context) error {
 		if !ok {
 			continue
 		}
+		var left []*strandmqv1.LeftOut
 		var err error
 		if b.log.Info("finishing a group", "topic", t.Name, "group", g.Name, "phase", g.Phase); g.Phase == coordinator.Deleting {
-			err = b.removeGroup(t, g)
+			left, err = b.removeGroup(t, g)
 		} else {
-			_, err = b.readyGroup(t, g)
+			_, left, err = b.readyGroup(t, g)
 		}
 		if err != nil {
 			b.log.Error("cannot finish a group", "topic", t.Name, "group", g.Name, "phase", g.Phase, "err", err)
+		}
+		for _, l := range left {
+			b.log.Warn("a group was finished without a partition", "topic", t.Name, "group", g.Name, "partition", l.GetPartition(), "err", l.GetProblem().GetMessage())
+		}
+	}
+	for t := range b.coord.View().Topics() {
+		if t.Phase != coordinator.Ready {
+			continue
+		}
+		if err := b.forgetGroups(ctx, b.coord.View(), t); err != nil {
+			b.log.Error("cannot drop groups that were deleted", "topic", t.Name, "err", err)
 		}
 	}
 	held := map[partition.PartitionID]bool{}

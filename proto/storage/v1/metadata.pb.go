@@ -931,7 +931,8 @@ type FinishGroup struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The group.
 	GroupId uint64 `protobuf:"varint,1,opt,name=group_id,json=groupId,proto3" json:"group_id,omitempty"`
-	// The revision.
+	// The revision. 0: not every partition could be told of any; the group is in use
+	// all the same.
 	Revision      uint64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -715,17 +715,18 @@ func (x *DescribeTopicResponse) GetGroups() []string {
 	return nil
 }
 
-// PartitionInfo is the state of one partition.
+// PartitionInfo is the state of one partition. Of one with a fault, what is not
+// known is not set.
 type PartitionInfo struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The partition, from 0.
 	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
 	// The first offset that is kept.
-	StartOffset uint64 `protobuf:"varint,2,opt,name=start_offset,json=startOffset,proto3" json:"start_offset,omitempty"`
+	StartOffset *uint64 `protobuf:"varint,2,opt,name=start_offset,json=startOffset,proto3,oneof" json:"start_offset,omitempty"`
 	// The offset that the next message will get.
-	EndOffset uint64 `protobuf:"varint,3,opt,name=end_offset,json=endOffset,proto3" json:"end_offset,omitempty"`
+	EndOffset *uint64 `protobuf:"varint,3,opt,name=end_offset,json=endOffset,proto3,oneof" json:"end_offset,omitempty"`
 	// Bytes of the messages that are kept.
-	Bytes uint64 `protobuf:"varint,4,opt,name=bytes,proto3" json:"bytes,omitempty"`
+	Bytes *uint64 `protobuf:"varint,4,opt,name=bytes,proto3,oneof" json:"bytes,omitempty"`
 	// The first key hash that it owns.
 	HashFirst uint64 `protobuf:"varint,5,opt,name=hash_first,json=hashFirst,proto3" json:"hash_first,omitempty"`
 	// The last key hash that it owns.
@@ -733,7 +734,7 @@ type PartitionInfo struct {
 	// What is wrong with it, in words; empty when nothing is.
 	Fault string `protobuf:"bytes,7,opt,name=fault,proto3" json:"fault,omitempty"`
 	// Messages that were suppressed as duplicates since the partition was created.
-	Duplicates uint64 `protobuf:"varint,8,opt,name=duplicates,proto3" json:"duplicates,omitempty"`
+	Duplicates *uint64 `protobuf:"varint,8,opt,name=duplicates,proto3,oneof" json:"duplicates,omitempty"`
 	// When the first message that is kept was published. Not set: there is none.
 	Oldest *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=oldest,proto3" json:"oldest,omitempty"`
 	// The group that holds messages which the topic's limits would not keep; of
@@ -783,22 +784,22 @@ func (x *PartitionInfo) GetPartition() uint32 {
 }
 
 func (x *PartitionInfo) GetStartOffset() uint64 {
-	if x != nil {
-		return x.StartOffset
+	if x != nil && x.StartOffset != nil {
+		return *x.StartOffset
 	}
 	return 0
 }
 
 func (x *PartitionInfo) GetEndOffset() uint64 {
-	if x != nil {
-		return x.EndOffset
+	if x != nil && x.EndOffset != nil {
+		return *x.EndOffset
 	}
 	return 0
 }
 
 func (x *PartitionInfo) GetBytes() uint64 {
-	if x != nil {
-		return x.Bytes
+	if x != nil && x.Bytes != nil {
+		return *x.Bytes
 	}
 	return 0
 }
@@ -825,8 +826,8 @@ func (x *PartitionInfo) GetFault() string {
 }
 
 func (x *PartitionInfo) GetDuplicates() uint64 {
-	if x != nil {
-		return x.Duplicates
+	if x != nil && x.Duplicates != nil {
+		return *x.Duplicates
 	}
 	return 0
 }
@@ -852,6 +853,61 @@ func (x *PartitionInfo) GetHeldBytes() uint64 {
 	return 0
 }
 
+// LeftOut is a partition that stopped, so that an answer is without it.
+type LeftOut struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// Why: PARTITION_DAMAGED or NEWER_FORMAT.
+	Problem       *Problem `protobuf:"bytes,2,opt,name=problem,proto3" json:"problem,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeftOut) Reset() {
+	*x = LeftOut{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeftOut) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeftOut) ProtoMessage() {}
+
+func (x *LeftOut) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeftOut.ProtoReflect.Descriptor instead.
+func (*LeftOut) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *LeftOut) GetPartition() uint32 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *LeftOut) GetProblem() *Problem {
+	if x != nil {
+		return x.Problem
+	}
+	return nil
+}
+
 // AlterTopicRequest changes settings.
 type AlterTopicRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -865,7 +921,7 @@ type AlterTopicRequest struct {
 
 func (x *AlterTopicRequest) Reset() {
 	*x = AlterTopicRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[9]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -877,7 +933,7 @@ func (x *AlterTopicRequest) String() string {
 func (*AlterTopicRequest) ProtoMessage() {}
 
 func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[9]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -890,7 +946,7 @@ func (x *AlterTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicRequest.ProtoReflect.Descriptor instead.
 func (*AlterTopicRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{9}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *AlterTopicRequest) GetTopic() string {
@@ -918,7 +974,7 @@ type AlterTopicResponse struct {
 
 func (x *AlterTopicResponse) Reset() {
 	*x = AlterTopicResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[10]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -930,7 +986,7 @@ func (x *AlterTopicResponse) String() string {
 func (*AlterTopicResponse) ProtoMessage() {}
 
 func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[10]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -943,7 +999,7 @@ func (x *AlterTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopicResponse.ProtoReflect.Descriptor instead.
 func (*AlterTopicResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{10}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *AlterTopicResponse) GetTopic() *Topic {
@@ -966,7 +1022,7 @@ type DeleteTopicRequest struct {
 
 func (x *DeleteTopicRequest) Reset() {
 	*x = DeleteTopicRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[11]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -978,7 +1034,7 @@ func (x *DeleteTopicRequest) String() string {
 func (*DeleteTopicRequest) ProtoMessage() {}
 
 func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[11]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -991,7 +1047,7 @@ func (x *DeleteTopicRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicRequest.ProtoReflect.Descriptor instead.
 func (*DeleteTopicRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{11}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteTopicRequest) GetTopic() string {
@@ -1017,7 +1073,7 @@ type DeleteTopicResponse struct {
 
 func (x *DeleteTopicResponse) Reset() {
 	*x = DeleteTopicResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[12]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1029,7 +1085,7 @@ func (x *DeleteTopicResponse) String() string {
 func (*DeleteTopicResponse) ProtoMessage() {}
 
 func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[12]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1042,7 +1098,7 @@ func (x *DeleteTopicResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopicResponse.ProtoReflect.Descriptor instead.
 func (*DeleteTopicResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{12}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{13}
 }
 
 // GroupPolicy is what can be set of a group. Unset fields: the default when
@@ -1102,7 +1158,7 @@ type GroupPolicy struct {
 
 func (x *GroupPolicy) Reset() {
 	*x = GroupPolicy{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[13]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1114,7 +1170,7 @@ func (x *GroupPolicy) String() string {
 func (*GroupPolicy) ProtoMessage() {}
 
 func (x *GroupPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[13]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1127,7 +1183,7 @@ func (x *GroupPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPolicy.ProtoReflect.Descriptor instead.
 func (*GroupPolicy) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{13}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *GroupPolicy) GetMode() GroupMode {
@@ -1276,7 +1332,7 @@ type StartPosition struct {
 
 func (x *StartPosition) Reset() {
 	*x = StartPosition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[14]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1288,7 +1344,7 @@ func (x *StartPosition) String() string {
 func (*StartPosition) ProtoMessage() {}
 
 func (x *StartPosition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[14]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1301,7 +1357,7 @@ func (x *StartPosition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StartPosition.ProtoReflect.Descriptor instead.
 func (*StartPosition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{14}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *StartPosition) GetAt() isStartPosition_At {
@@ -1414,7 +1470,7 @@ type CreateGroupRequest struct {
 
 func (x *CreateGroupRequest) Reset() {
 	*x = CreateGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[15]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1426,7 +1482,7 @@ func (x *CreateGroupRequest) String() string {
 func (*CreateGroupRequest) ProtoMessage() {}
 
 func (x *CreateGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[15]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1439,7 +1495,7 @@ func (x *CreateGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroupRequest.ProtoReflect.Descriptor instead.
 func (*CreateGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{15}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateGroupRequest) GetTopic() string {
@@ -1476,14 +1532,16 @@ type CreateGroupResponse struct {
 	// The group.
 	Group *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
 	// There was such a group already.
-	Existed       bool `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"`
+	Existed bool `protobuf:"varint,2,opt,name=existed,proto3" json:"existed,omitempty"`
+	// Partitions that stopped. They log the group when they are back.
+	LeftOut       []*LeftOut `protobuf:"bytes,3,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *CreateGroupResponse) Reset() {
 	*x = CreateGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[16]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1495,7 +1553,7 @@ func (x *CreateGroupResponse) String() string {
 func (*CreateGroupResponse) ProtoMessage() {}
 
 func (x *CreateGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[16]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1508,7 +1566,7 @@ func (x *CreateGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroupResponse.ProtoReflect.Descriptor instead.
 func (*CreateGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{16}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateGroupResponse) GetGroup() *Group {
@@ -1523,6 +1581,13 @@ func (x *CreateGroupResponse) GetExisted() bool {
 		return x.Existed
 	}
 	return false
+}
+
+func (x *CreateGroupResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
 }
 
 // Group is a group and its policy.
@@ -1544,7 +1609,7 @@ type Group struct {
 
 func (x *Group) Reset() {
 	*x = Group{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[17]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1556,7 +1621,7 @@ func (x *Group) String() string {
 func (*Group) ProtoMessage() {}
 
 func (x *Group) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[17]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1569,7 +1634,7 @@ func (x *Group) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Group.ProtoReflect.Descriptor instead.
 func (*Group) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{17}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Group) GetTopic() string {
@@ -1618,7 +1683,7 @@ type ListGroupsRequest struct {
 
 func (x *ListGroupsRequest) Reset() {
 	*x = ListGroupsRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[18]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1630,7 +1695,7 @@ func (x *ListGroupsRequest) String() string {
 func (*ListGroupsRequest) ProtoMessage() {}
 
 func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[18]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1643,7 +1708,7 @@ func (x *ListGroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsRequest.ProtoReflect.Descriptor instead.
 func (*ListGroupsRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{18}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ListGroupsRequest) GetTopic() string {
@@ -1664,7 +1729,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[19]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1676,7 +1741,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[19]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1689,7 +1754,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{19}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*GroupSummary {
@@ -1704,17 +1769,19 @@ type GroupSummary struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The group.
 	Group *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// Counts over all partitions.
+	// Counts over all partitions but those left out. Not set: all are.
 	Counts *GroupCounts `protobuf:"bytes,2,opt,name=counts,proto3" json:"counts,omitempty"`
 	// How many members have a session.
-	Members       uint32 `protobuf:"varint,3,opt,name=members,proto3" json:"members,omitempty"`
+	Members uint32 `protobuf:"varint,3,opt,name=members,proto3" json:"members,omitempty"`
+	// Partitions whose counts are not known.
+	LeftOut       []*LeftOut `protobuf:"bytes,4,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupSummary) Reset() {
 	*x = GroupSummary{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[20]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1726,7 +1793,7 @@ func (x *GroupSummary) String() string {
 func (*GroupSummary) ProtoMessage() {}
 
 func (x *GroupSummary) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[20]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1739,7 +1806,7 @@ func (x *GroupSummary) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSummary.ProtoReflect.Descriptor instead.
 func (*GroupSummary) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{20}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GroupSummary) GetGroup() *Group {
@@ -1761,6 +1828,13 @@ func (x *GroupSummary) GetMembers() uint32 {
 		return x.Members
 	}
 	return 0
+}
+
+func (x *GroupSummary) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
 }
 
 // GroupCounts splits the log of a partition as one group sees it, taken at one
@@ -1800,7 +1874,7 @@ type GroupCounts struct {
 
 func (x *GroupCounts) Reset() {
 	*x = GroupCounts{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[21]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1812,7 +1886,7 @@ func (x *GroupCounts) String() string {
 func (*GroupCounts) ProtoMessage() {}
 
 func (x *GroupCounts) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[21]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1825,7 +1899,7 @@ func (x *GroupCounts) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupCounts.ProtoReflect.Descriptor instead.
 func (*GroupCounts) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{21}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GroupCounts) GetReady() uint64 {
@@ -1932,7 +2006,7 @@ type DescribeGroupRequest struct {
 
 func (x *DescribeGroupRequest) Reset() {
 	*x = DescribeGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[22]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1944,7 +2018,7 @@ func (x *DescribeGroupRequest) String() string {
 func (*DescribeGroupRequest) ProtoMessage() {}
 
 func (x *DescribeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[22]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1957,7 +2031,7 @@ func (x *DescribeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeGroupRequest.ProtoReflect.Descriptor instead.
 func (*DescribeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{22}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DescribeGroupRequest) GetTopic() string {
@@ -1979,19 +2053,21 @@ type DescribeGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The group.
 	Group *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// Counts over all partitions.
+	// Counts over all partitions but those left out. Not set: all are.
 	Counts *GroupCounts `protobuf:"bytes,2,opt,name=counts,proto3" json:"counts,omitempty"`
 	// Each partition.
 	Partitions []*GroupPartition `protobuf:"bytes,3,rep,name=partitions,proto3" json:"partitions,omitempty"`
 	// The members with a session.
-	Members       []*Member `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"`
+	Members []*Member `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"`
+	// Partitions whose counts are not known.
+	LeftOut       []*LeftOut `protobuf:"bytes,5,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DescribeGroupResponse) Reset() {
 	*x = DescribeGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[23]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2003,7 +2079,7 @@ func (x *DescribeGroupResponse) String() string {
 func (*DescribeGroupResponse) ProtoMessage() {}
 
 func (x *DescribeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[23]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2016,7 +2092,7 @@ func (x *DescribeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DescribeGroupResponse.ProtoReflect.Descriptor instead.
 func (*DescribeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{23}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *DescribeGroupResponse) GetGroup() *Group {
@@ -2047,38 +2123,46 @@ func (x *DescribeGroupResponse) GetMembers() []*Member {
 	return nil
 }
 
-// GroupPartition is a group in one partition, at one position of its log.
+func (x *DescribeGroupResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
+}
+
+// GroupPartition is a group in one partition, at one position of its log. Of a
+// partition that stopped nothing is set but its number and the stall that says why.
 type GroupPartition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The partition.
 	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
 	// The log position that the counts were taken at.
-	LogIndex uint64 `protobuf:"varint,2,opt,name=log_index,json=logIndex,proto3" json:"log_index,omitempty"`
+	LogIndex *uint64 `protobuf:"varint,2,opt,name=log_index,json=logIndex,proto3,oneof" json:"log_index,omitempty"`
 	// The first offset that is neither settled, nor dead, nor moved to one of the
 	// group's queues on disk.
-	Floor uint64 `protobuf:"varint,3,opt,name=floor,proto3" json:"floor,omitempty"`
+	Floor *uint64 `protobuf:"varint,3,opt,name=floor,proto3,oneof" json:"floor,omitempty"`
 	// The first offset that was not looked at yet.
-	Scanned uint64 `protobuf:"varint,4,opt,name=scanned,proto3" json:"scanned,omitempty"`
+	Scanned *uint64 `protobuf:"varint,4,opt,name=scanned,proto3,oneof" json:"scanned,omitempty"`
 	// The offset that the partition's next message will get.
-	End uint64 `protobuf:"varint,5,opt,name=end,proto3" json:"end,omitempty"`
+	End *uint64 `protobuf:"varint,5,opt,name=end,proto3,oneof" json:"end,omitempty"`
 	// Where the group started in the partition.
-	Start uint64 `protobuf:"varint,6,opt,name=start,proto3" json:"start,omitempty"`
+	Start *uint64 `protobuf:"varint,6,opt,name=start,proto3,oneof" json:"start,omitempty"`
 	// The counts.
 	Counts *GroupCounts `protobuf:"bytes,7,opt,name=counts,proto3" json:"counts,omitempty"`
 	// What stalls, at most 20 per partition, the oldest first.
 	Stalls []*Stall `protobuf:"bytes,8,rep,name=stalls,proto3" json:"stalls,omitempty"`
 	// How often the group was reset.
-	ResetEpoch uint64 `protobuf:"varint,9,opt,name=reset_epoch,json=resetEpoch,proto3" json:"reset_epoch,omitempty"`
+	ResetEpoch *uint64 `protobuf:"varint,9,opt,name=reset_epoch,json=resetEpoch,proto3,oneof" json:"reset_epoch,omitempty"`
 	// The first offset that is neither settled nor dead.
-	Oldest uint64 `protobuf:"varint,10,opt,name=oldest,proto3" json:"oldest,omitempty"`
+	Oldest *uint64 `protobuf:"varint,10,opt,name=oldest,proto3,oneof" json:"oldest,omitempty"`
 	// What retention took before the group had settled it, the oldest first.
 	Losses []*LossRecord `protobuf:"bytes,15,rep,name=losses,proto3" json:"losses,omitempty"`
 	// Bytes that are kept for the group alone, beyond the topic's limits.
-	HeldBytes uint64 `protobuf:"varint,16,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
+	HeldBytes *uint64 `protobuf:"varint,16,opt,name=held_bytes,json=heldBytes,proto3,oneof" json:"held_bytes,omitempty"`
 	// Dead letters whose message retention has passed: the group has copies.
-	CopiedDead uint64 `protobuf:"varint,17,opt,name=copied_dead,json=copiedDead,proto3" json:"copied_dead,omitempty"`
+	CopiedDead *uint64 `protobuf:"varint,17,opt,name=copied_dead,json=copiedDead,proto3,oneof" json:"copied_dead,omitempty"`
 	// Bytes of those copies.
-	CopiedDeadBytes uint64 `protobuf:"varint,18,opt,name=copied_dead_bytes,json=copiedDeadBytes,proto3" json:"copied_dead_bytes,omitempty"`
+	CopiedDeadBytes *uint64 `protobuf:"varint,18,opt,name=copied_dead_bytes,json=copiedDeadBytes,proto3,oneof" json:"copied_dead_bytes,omitempty"`
 	// The group's circuit breaker in the partition.
 	Circuit       *GroupCircuit `protobuf:"bytes,19,opt,name=circuit,proto3" json:"circuit,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2087,7 +2171,7 @@ type GroupPartition struct {
 
 func (x *GroupPartition) Reset() {
 	*x = GroupPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[24]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2183,7 @@ func (x *GroupPartition) String() string {
 func (*GroupPartition) ProtoMessage() {}
 
 func (x *GroupPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[24]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2196,7 @@ func (x *GroupPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPartition.ProtoReflect.Descriptor instead.
 func (*GroupPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{24}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *GroupPartition) GetPartition() uint32 {
@@ -2123,36 +2207,36 @@ func (x *GroupPartition) GetPartition() uint32 {
 }
 
 func (x *GroupPartition) GetLogIndex() uint64 {
-	if x != nil {
-		return x.LogIndex
+	if x != nil && x.LogIndex != nil {
+		return *x.LogIndex
 	}
 	return 0
 }
 
 func (x *GroupPartition) GetFloor() uint64 {
-	if x != nil {
-		return x.Floor
+	if x != nil && x.Floor != nil {
+		return *x.Floor
 	}
 	return 0
 }
 
 func (x *GroupPartition) GetScanned() uint64 {
-	if x != nil {
-		return x.Scanned
+	if x != nil && x.Scanned != nil {
+		return *x.Scanned
 	}
 	return 0
 }
 
 func (x *GroupPartition) GetEnd() uint64 {
-	if x != nil {
-		return x.End
+	if x != nil && x.End != nil {
+		return *x.End
 	}
 	return 0
 }
 
 func (x *GroupPartition) GetStart() uint64 {
-	if x != nil {
-		return x.Start
+	if x != nil && x.Start != nil {
+		return *x.Start
 	}
 	return 0
 }
@@ -2172,15 +2256,15 @@ func (x *GroupPartition) GetStalls() []*Stall {
 }
 
 func (x *GroupPartition) GetResetEpoch() uint64 {
-	if x != nil {
-		return x.ResetEpoch
+	if x != nil && x.ResetEpoch != nil {
+		return *x.ResetEpoch
 	}
 	return 0
 }
 
 func (x *GroupPartition) GetOldest() uint64 {
-	if x != nil {
-		return x.Oldest
+	if x != nil && x.Oldest != nil {
+		return *x.Oldest
 	}
 	return 0
 }
@@ -2193,22 +2277,22 @@ func (x *GroupPartition) GetLosses() []*LossRecord {
 }
 
 func (x *GroupPartition) GetHeldBytes() uint64 {
-	if x != nil {
-		return x.HeldBytes
+	if x != nil && x.HeldBytes != nil {
+		return *x.HeldBytes
 	}
 	return 0
 }
 
 func (x *GroupPartition) GetCopiedDead() uint64 {
-	if x != nil {
-		return x.CopiedDead
+	if x != nil && x.CopiedDead != nil {
+		return *x.CopiedDead
 	}
 	return 0
 }
 
 func (x *GroupPartition) GetCopiedDeadBytes() uint64 {
-	if x != nil {
-		return x.CopiedDeadBytes
+	if x != nil && x.CopiedDeadBytes != nil {
+		return *x.CopiedDeadBytes
 	}
 	return 0
 }
@@ -2235,7 +2319,7 @@ type GroupCircuit struct {
 
 func (x *GroupCircuit) Reset() {
 	*x = GroupCircuit{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2247,7 +2331,7 @@ func (x *GroupCircuit) String() string {
 func (*GroupCircuit) ProtoMessage() {}
 
 func (x *GroupCircuit) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2260,7 +2344,7 @@ func (x *GroupCircuit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupCircuit.ProtoReflect.Descriptor instead.
 func (*GroupCircuit) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GroupCircuit) GetOpen() bool {
@@ -2305,7 +2389,7 @@ type LossRecord struct {
 
 func (x *LossRecord) Reset() {
 	*x = LossRecord{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2317,7 +2401,7 @@ func (x *LossRecord) String() string {
 func (*LossRecord) ProtoMessage() {}
 
 func (x *LossRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2330,7 +2414,7 @@ func (x *LossRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LossRecord.ProtoReflect.Descriptor instead.
 func (*LossRecord) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *LossRecord) GetFirst() uint64 {
@@ -2407,7 +2491,7 @@ type Stall struct {
 
 func (x *Stall) Reset() {
 	*x = Stall{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2419,7 +2503,7 @@ func (x *Stall) String() string {
 func (*Stall) ProtoMessage() {}
 
 func (x *Stall) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2432,7 +2516,7 @@ func (x *Stall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stall.ProtoReflect.Descriptor instead.
 func (*Stall) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Stall) GetReason() string {
@@ -2513,7 +2597,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2525,7 +2609,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2538,7 +2622,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Member) GetName() string {
@@ -2598,7 +2682,7 @@ type AlterGroupRequest struct {
 
 func (x *AlterGroupRequest) Reset() {
 	*x = AlterGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2610,7 +2694,7 @@ func (x *AlterGroupRequest) String() string {
 func (*AlterGroupRequest) ProtoMessage() {}
 
 func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2623,7 +2707,7 @@ func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
 func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *AlterGroupRequest) GetTopic() string {
@@ -2651,14 +2735,16 @@ func (x *AlterGroupRequest) GetPolicy() *GroupPolicy {
 type AlterGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The group.
-	Group         *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Group *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Partitions that stopped. They take the change up when they are back.
+	LeftOut       []*LeftOut `protobuf:"bytes,2,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *AlterGroupResponse) Reset() {
 	*x = AlterGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2670,7 +2756,7 @@ func (x *AlterGroupResponse) String() string {
 func (*AlterGroupResponse) ProtoMessage() {}
 
 func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2683,12 +2769,19 @@ func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
 func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AlterGroupResponse) GetGroup() *Group {
 	if x != nil {
 		return x.Group
+	}
+	return nil
+}
+
+func (x *AlterGroupResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
 	}
 	return nil
 }
@@ -2712,7 +2805,7 @@ type ResetGroupRequest struct {
 
 func (x *ResetGroupRequest) Reset() {
 	*x = ResetGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2724,7 +2817,7 @@ func (x *ResetGroupRequest) String() string {
 func (*ResetGroupRequest) ProtoMessage() {}
 
 func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2737,7 +2830,7 @@ func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResetGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ResetGroupRequest) GetTopic() string {
@@ -2779,14 +2872,17 @@ func (x *ResetGroupRequest) GetDryRun() bool {
 type ResetGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Each partition.
-	Partitions    []*ResetPartition `protobuf:"bytes,1,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	Partitions []*ResetPartition `protobuf:"bytes,1,rep,name=partitions,proto3" json:"partitions,omitempty"`
+	// Partitions that stopped: the group stays where it was in them, and has to be
+	// reset again when they are back.
+	LeftOut       []*LeftOut `protobuf:"bytes,2,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResetGroupResponse) Reset() {
 	*x = ResetGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2798,7 +2894,7 @@ func (x *ResetGroupResponse) String() string {
 func (*ResetGroupResponse) ProtoMessage() {}
 
 func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2811,12 +2907,19 @@ func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResetGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResetGroupResponse) GetPartitions() []*ResetPartition {
 	if x != nil {
 		return x.Partitions
+	}
+	return nil
+}
+
+func (x *ResetGroupResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
 	}
 	return nil
 }
@@ -2836,7 +2939,7 @@ type ResetPartition struct {
 
 func (x *ResetPartition) Reset() {
 	*x = ResetPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2848,7 +2951,7 @@ func (x *ResetPartition) String() string {
 func (*ResetPartition) ProtoMessage() {}
 
 func (x *ResetPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2861,7 +2964,7 @@ func (x *ResetPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPartition.ProtoReflect.Descriptor instead.
 func (*ResetPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ResetPartition) GetPartition() uint32 {
@@ -2898,7 +3001,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2910,7 +3013,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2923,7 +3026,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *PauseGroupRequest) GetTopic() string {
@@ -2944,14 +3047,16 @@ func (x *PauseGroupRequest) GetGroup() string {
 type PauseGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The group.
-	Group         *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Group *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Partitions that stopped. They take the change up when they are back.
+	LeftOut       []*LeftOut `protobuf:"bytes,2,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2963,7 +3068,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2976,12 +3081,19 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
 	if x != nil {
 		return x.Group
+	}
+	return nil
+}
+
+func (x *PauseGroupResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
 	}
 	return nil
 }
@@ -2999,7 +3111,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3011,7 +3123,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3024,7 +3136,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ResumeGroupRequest) GetTopic() string {
@@ -3045,14 +3157,16 @@ func (x *ResumeGroupRequest) GetGroup() string {
 type ResumeGroupResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The group.
-	Group         *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	Group *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
+	// Partitions that stopped. They take the change up when they are back.
+	LeftOut       []*LeftOut `protobuf:"bytes,2,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3064,7 +3178,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3077,12 +3191,19 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
 	if x != nil {
 		return x.Group
+	}
+	return nil
+}
+
+func (x *ResumeGroupResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
 	}
 	return nil
 }
@@ -3102,7 +3223,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3114,7 +3235,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3127,7 +3248,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *DeleteGroupRequest) GetTopic() string {
@@ -3151,16 +3272,18 @@ func (x *DeleteGroupRequest) GetConfirm() string {
 	return ""
 }
 
-// DeleteGroupResponse is empty.
+// DeleteGroupResponse says where the group is still to be removed.
 type DeleteGroupResponse struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Partitions that stopped. They forget the group when they are back.
+	LeftOut       []*LeftOut `protobuf:"bytes,1,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3172,7 +3295,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3185,7 +3308,14 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *DeleteGroupResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
 }
 
 // DeadLetter is one message that a group gave up.
@@ -3219,7 +3349,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3231,7 +3361,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3244,7 +3374,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeadLetter) GetMessage() *Message {
@@ -3345,7 +3475,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3357,7 +3487,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3370,7 +3500,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Attempt) GetAttempt() uint32 {
@@ -3434,7 +3564,7 @@ type DeadLetterSelector struct {
 
 func (x *DeadLetterSelector) Reset() {
 	*x = DeadLetterSelector{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3446,7 +3576,7 @@ func (x *DeadLetterSelector) String() string {
 func (*DeadLetterSelector) ProtoMessage() {}
 
 func (x *DeadLetterSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3459,7 +3589,7 @@ func (x *DeadLetterSelector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterSelector.ProtoReflect.Descriptor instead.
 func (*DeadLetterSelector) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeadLetterSelector) GetWhich() isDeadLetterSelector_Which {
@@ -3570,7 +3700,7 @@ type MessagePlace struct {
 
 func (x *MessagePlace) Reset() {
 	*x = MessagePlace{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3582,7 +3712,7 @@ func (x *MessagePlace) String() string {
 func (*MessagePlace) ProtoMessage() {}
 
 func (x *MessagePlace) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3595,7 +3725,7 @@ func (x *MessagePlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessagePlace.ProtoReflect.Descriptor instead.
 func (*MessagePlace) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *MessagePlace) GetPartition() uint32 {
@@ -3638,7 +3768,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3650,7 +3780,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3663,7 +3793,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *ListDeadLettersRequest) GetTopic() string {
@@ -3708,15 +3838,17 @@ type ListDeadLettersResponse struct {
 	DeadLetters []*DeadLetter `protobuf:"bytes,1,rep,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
 	// To ask for the next page with. Empty: there is none.
 	NextPageToken string `protobuf:"bytes,2,opt,name=next_page_token,json=nextPageToken,proto3" json:"next_page_token,omitempty"`
-	// How many the group has in all.
-	Total         uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	// How many the group has in all partitions but those left out.
+	Total uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
+	// Partitions whose dead letters cannot be read.
+	LeftOut       []*LeftOut `protobuf:"bytes,4,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3728,7 +3860,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3741,7 +3873,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -3765,6 +3897,13 @@ func (x *ListDeadLettersResponse) GetTotal() uint64 {
 	return 0
 }
 
+func (x *ListDeadLettersResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
+}
+
 // GetDeadLetterRequest names one.
 type GetDeadLetterRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3782,7 +3921,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3794,7 +3933,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3807,7 +3946,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *GetDeadLetterRequest) GetTopic() string {
@@ -3849,7 +3988,7 @@ type GetDeadLetterResponse struct {
 
 func (x *GetDeadLetterResponse) Reset() {
 	*x = GetDeadLetterResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3861,7 +4000,7 @@ func (x *GetDeadLetterResponse) String() string {
 func (*GetDeadLetterResponse) ProtoMessage() {}
 
 func (x *GetDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3874,7 +4013,7 @@ func (x *GetDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetDeadLetterResponse) GetDeadLetter() *DeadLetter {
@@ -3899,7 +4038,7 @@ type ReplayDeadLettersRequest struct {
 
 func (x *ReplayDeadLettersRequest) Reset() {
 	*x = ReplayDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3911,7 +4050,7 @@ func (x *ReplayDeadLettersRequest) String() string {
 func (*ReplayDeadLettersRequest) ProtoMessage() {}
 
 func (x *ReplayDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3924,7 +4063,7 @@ func (x *ReplayDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ReplayDeadLettersRequest) GetTopic() string {
@@ -3954,14 +4093,16 @@ type ReplayDeadLettersResponse struct {
 	// How many were newly set to be delivered again.
 	Replayed uint64 `protobuf:"varint,1,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	// How many already were.
-	Already       uint64 `protobuf:"varint,2,opt,name=already,proto3" json:"already,omitempty"`
+	Already uint64 `protobuf:"varint,2,opt,name=already,proto3" json:"already,omitempty"`
+	// Partitions that stopped, with theirs as they were.
+	LeftOut       []*LeftOut `protobuf:"bytes,3,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ReplayDeadLettersResponse) Reset() {
 	*x = ReplayDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3973,7 +4114,7 @@ func (x *ReplayDeadLettersResponse) String() string {
 func (*ReplayDeadLettersResponse) ProtoMessage() {}
 
 func (x *ReplayDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3986,7 +4127,7 @@ func (x *ReplayDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ReplayDeadLettersResponse) GetReplayed() uint64 {
@@ -4001,6 +4142,13 @@ func (x *ReplayDeadLettersResponse) GetAlready() uint64 {
 		return x.Already
 	}
 	return 0
+}
+
+func (x *ReplayDeadLettersResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
 }
 
 // DiscardDeadLettersRequest picks what to give up.
@@ -4020,7 +4168,7 @@ type DiscardDeadLettersRequest struct {
 
 func (x *DiscardDeadLettersRequest) Reset() {
 	*x = DiscardDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4032,7 +4180,7 @@ func (x *DiscardDeadLettersRequest) String() string {
 func (*DiscardDeadLettersRequest) ProtoMessage() {}
 
 func (x *DiscardDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4045,7 +4193,7 @@ func (x *DiscardDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*DiscardDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *DiscardDeadLettersRequest) GetTopic() string {
@@ -4080,14 +4228,16 @@ func (x *DiscardDeadLettersRequest) GetConfirm() string {
 type DiscardDeadLettersResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many were given up.
-	Discarded     uint64 `protobuf:"varint,1,opt,name=discarded,proto3" json:"discarded,omitempty"`
+	Discarded uint64 `protobuf:"varint,1,opt,name=discarded,proto3" json:"discarded,omitempty"`
+	// Partitions that stopped, with theirs as they were.
+	LeftOut       []*LeftOut `protobuf:"bytes,2,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DiscardDeadLettersResponse) Reset() {
 	*x = DiscardDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4099,7 +4249,7 @@ func (x *DiscardDeadLettersResponse) String() string {
 func (*DiscardDeadLettersResponse) ProtoMessage() {}
 
 func (x *DiscardDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4112,7 +4262,7 @@ func (x *DiscardDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*DiscardDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DiscardDeadLettersResponse) GetDiscarded() uint64 {
@@ -4120,6 +4270,13 @@ func (x *DiscardDeadLettersResponse) GetDiscarded() uint64 {
 		return x.Discarded
 	}
 	return 0
+}
+
+func (x *DiscardDeadLettersResponse) GetLeftOut() []*LeftOut {
+	if x != nil {
+		return x.LeftOut
+	}
+	return nil
 }
 
 // TraceRequest names a message.
@@ -4140,7 +4297,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4152,7 +4309,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4165,7 +4322,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *TraceRequest) GetTopic() string {
@@ -4229,7 +4386,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4241,7 +4398,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4254,7 +4411,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TraceResponse) GetMessages() []*MessageTrace {
@@ -4285,7 +4442,7 @@ type MessageTrace struct {
 
 func (x *MessageTrace) Reset() {
 	*x = MessageTrace{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4297,7 +4454,7 @@ func (x *MessageTrace) String() string {
 func (*MessageTrace) ProtoMessage() {}
 
 func (x *MessageTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4310,7 +4467,7 @@ func (x *MessageTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageTrace.ProtoReflect.Descriptor instead.
 func (*MessageTrace) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *MessageTrace) GetMessage() *Message {
@@ -4379,7 +4536,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4391,7 +4548,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4404,7 +4561,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *TraceEvent) GetTime() *timestamppb.Timestamp {
@@ -4476,7 +4633,7 @@ type TraceState struct {
 
 func (x *TraceState) Reset() {
 	*x = TraceState{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4488,7 +4645,7 @@ func (x *TraceState) String() string {
 func (*TraceState) ProtoMessage() {}
 
 func (x *TraceState) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4501,7 +4658,7 @@ func (x *TraceState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceState.ProtoReflect.Descriptor instead.
 func (*TraceState) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TraceState) GetGroup() string {
@@ -4541,7 +4698,7 @@ type NodeInfoRequest struct {
 
 func (x *NodeInfoRequest) Reset() {
 	*x = NodeInfoRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4553,7 +4710,7 @@ func (x *NodeInfoRequest) String() string {
 func (*NodeInfoRequest) ProtoMessage() {}
 
 func (x *NodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4566,7 +4723,7 @@ func (x *NodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*NodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 // NodeInfoResponse describes the node.
@@ -4598,7 +4755,7 @@ type NodeInfoResponse struct {
 
 func (x *NodeInfoResponse) Reset() {
 	*x = NodeInfoResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4610,7 +4767,7 @@ func (x *NodeInfoResponse) String() string {
 func (*NodeInfoResponse) ProtoMessage() {}
 
 func (x *NodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4623,7 +4780,7 @@ func (x *NodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*NodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 func (x *NodeInfoResponse) GetVersion() string {
@@ -4716,7 +4873,7 @@ type NodeDisk struct {
 
 func (x *NodeDisk) Reset() {
 	*x = NodeDisk{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4728,7 +4885,7 @@ func (x *NodeDisk) String() string {
 func (*NodeDisk) ProtoMessage() {}
 
 func (x *NodeDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4741,7 +4898,7 @@ func (x *NodeDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeDisk.ProtoReflect.Descriptor instead.
 func (*NodeDisk) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NodeDisk) GetTotalBytes() uint64 {
@@ -4829,7 +4986,7 @@ type NodeScrub struct {
 
 func (x *NodeScrub) Reset() {
 	*x = NodeScrub{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4841,7 +4998,7 @@ func (x *NodeScrub) String() string {
 func (*NodeScrub) ProtoMessage() {}
 
 func (x *NodeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4854,7 +5011,7 @@ func (x *NodeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeScrub.ProtoReflect.Descriptor instead.
 func (*NodeScrub) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NodeScrub) GetDisabled() bool {
@@ -4917,7 +5074,7 @@ type NodeDamage struct {
 
 func (x *NodeDamage) Reset() {
 	*x = NodeDamage{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4929,7 +5086,7 @@ func (x *NodeDamage) String() string {
 func (*NodeDamage) ProtoMessage() {}
 
 func (x *NodeDamage) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4942,7 +5099,7 @@ func (x *NodeDamage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeDamage.ProtoReflect.Descriptor instead.
 func (*NodeDamage) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodeDamage) GetFile() string {
@@ -4995,7 +5152,7 @@ type DamagedRange struct {
 
 func (x *DamagedRange) Reset() {
 	*x = DamagedRange{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5007,7 +5164,7 @@ func (x *DamagedRange) String() string {
 func (*DamagedRange) ProtoMessage() {}
 
 func (x *DamagedRange) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5020,7 +5177,7 @@ func (x *DamagedRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DamagedRange.ProtoReflect.Descriptor instead.
 func (*DamagedRange) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *DamagedRange) GetTopic() string {
@@ -5073,7 +5230,7 @@ type StoppedPartition struct {
 
 func (x *StoppedPartition) Reset() {
 	*x = StoppedPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5085,7 +5242,7 @@ func (x *StoppedPartition) String() string {
 func (*StoppedPartition) ProtoMessage() {}
 
 func (x *StoppedPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5098,7 +5255,7 @@ func (x *StoppedPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoppedPartition.ProtoReflect.Descriptor instead.
 func (*StoppedPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *StoppedPartition) GetTopic() string {
@@ -5163,25 +5320,32 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x02 \x03(\v2\x1a.strandmq.v1.PartitionInfoR\n" +
 	"partitions\x12\x16\n" +
-	"\x06groups\x18\x03 \x03(\tR\x06groups\"\xe3\x02\n" +
+	"\x06groups\x18\x03 \x03(\tR\x06groups\"\xb0\x03\n" +
 	"\rPartitionInfo\x12\x1c\n" +
-	"\tpartition\x18\x01 \x01(\rR\tpartition\x12!\n" +
-	"\fstart_offset\x18\x02 \x01(\x04R\vstartOffset\x12\x1d\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
+	"\fstart_offset\x18\x02 \x01(\x04H\x00R\vstartOffset\x88\x01\x01\x12\"\n" +
 	"\n" +
-	"end_offset\x18\x03 \x01(\x04R\tendOffset\x12\x14\n" +
-	"\x05bytes\x18\x04 \x01(\x04R\x05bytes\x12\x1d\n" +
+	"end_offset\x18\x03 \x01(\x04H\x01R\tendOffset\x88\x01\x01\x12\x19\n" +
+	"\x05bytes\x18\x04 \x01(\x04H\x02R\x05bytes\x88\x01\x01\x12\x1d\n" +
 	"\n" +
 	"hash_first\x18\x05 \x01(\x04R\thashFirst\x12\x1b\n" +
 	"\thash_last\x18\x06 \x01(\x04R\bhashLast\x12\x14\n" +
-	"\x05fault\x18\a \x01(\tR\x05fault\x12\x1e\n" +
+	"\x05fault\x18\a \x01(\tR\x05fault\x12#\n" +
 	"\n" +
-	"duplicates\x18\b \x01(\x04R\n" +
-	"duplicates\x122\n" +
+	"duplicates\x18\b \x01(\x04H\x03R\n" +
+	"duplicates\x88\x01\x01\x122\n" +
 	"\x06oldest\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x06oldest\x12\x17\n" +
 	"\aheld_by\x18\n" +
 	" \x01(\tR\x06heldBy\x12\x1d\n" +
 	"\n" +
-	"held_bytes\x18\v \x01(\x04R\theldBytes\"[\n" +
+	"held_bytes\x18\v \x01(\x04R\theldBytesB\x0f\n" +
+	"\r_start_offsetB\r\n" +
+	"\v_end_offsetB\b\n" +
+	"\x06_bytesB\r\n" +
+	"\v_duplicates\"W\n" +
+	"\aLeftOut\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12.\n" +
+	"\aproblem\x18\x02 \x01(\v2\x14.strandmq.v1.ProblemR\aproblem\"[\n" +
 	"\x11AlterTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x120\n" +
 	"\x06config\x18\x02 \x01(\v2\x18.strandmq.v1.TopicConfigR\x06config\">\n" +
@@ -5240,10 +5404,11 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x120\n" +
 	"\x06policy\x18\x03 \x01(\v2\x18.strandmq.v1.GroupPolicyR\x06policy\x120\n" +
-	"\x05start\x18\x04 \x01(\v2\x1a.strandmq.v1.StartPositionR\x05start\"Y\n" +
+	"\x05start\x18\x04 \x01(\v2\x1a.strandmq.v1.StartPositionR\x05start\"\x8a\x01\n" +
 	"\x13CreateGroupResponse\x12(\n" +
 	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x12\x18\n" +
-	"\aexisted\x18\x02 \x01(\bR\aexisted\"\xb1\x01\n" +
+	"\aexisted\x18\x02 \x01(\bR\aexisted\x12/\n" +
+	"\bleft_out\x18\x03 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xb1\x01\n" +
 	"\x05Group\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x120\n" +
@@ -5253,11 +5418,12 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x11ListGroupsRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"G\n" +
 	"\x12ListGroupsResponse\x121\n" +
-	"\x06groups\x18\x01 \x03(\v2\x19.strandmq.v1.GroupSummaryR\x06groups\"\x84\x01\n" +
+	"\x06groups\x18\x01 \x03(\v2\x19.strandmq.v1.GroupSummaryR\x06groups\"\xb5\x01\n" +
 	"\fGroupSummary\x12(\n" +
 	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x120\n" +
 	"\x06counts\x18\x02 \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12\x18\n" +
-	"\amembers\x18\x03 \x01(\rR\amembers\"\xdd\x02\n" +
+	"\amembers\x18\x03 \x01(\rR\amembers\x12/\n" +
+	"\bleft_out\x18\x04 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xdd\x02\n" +
 	"\vGroupCounts\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\x04R\x05ready\x12\x18\n" +
 	"\ablocked\x18\x02 \x01(\x04R\ablocked\x12\x1b\n" +
@@ -5278,34 +5444,47 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\aexpired\x18\r \x01(\x04R\aexpired\"B\n" +
 	"\x14DescribeGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\"\xdf\x01\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"\x90\x02\n" +
 	"\x15DescribeGroupResponse\x12(\n" +
 	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x120\n" +
 	"\x06counts\x18\x02 \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12;\n" +
 	"\n" +
 	"partitions\x18\x03 \x03(\v2\x1b.strandmq.v1.GroupPartitionR\n" +
 	"partitions\x12-\n" +
-	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\"\x8c\x04\n" +
+	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\x12/\n" +
+	"\bleft_out\x18\x05 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xc4\x05\n" +
 	"\x0eGroupPartition\x12\x1c\n" +
-	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x1b\n" +
-	"\tlog_index\x18\x02 \x01(\x04R\blogIndex\x12\x14\n" +
-	"\x05floor\x18\x03 \x01(\x04R\x05floor\x12\x18\n" +
-	"\ascanned\x18\x04 \x01(\x04R\ascanned\x12\x10\n" +
-	"\x03end\x18\x05 \x01(\x04R\x03end\x12\x14\n" +
-	"\x05start\x18\x06 \x01(\x04R\x05start\x120\n" +
+	"\tpartition\x18\x01 \x01(\rR\tpartition\x12 \n" +
+	"\tlog_index\x18\x02 \x01(\x04H\x00R\blogIndex\x88\x01\x01\x12\x19\n" +
+	"\x05floor\x18\x03 \x01(\x04H\x01R\x05floor\x88\x01\x01\x12\x1d\n" +
+	"\ascanned\x18\x04 \x01(\x04H\x02R\ascanned\x88\x01\x01\x12\x15\n" +
+	"\x03end\x18\x05 \x01(\x04H\x03R\x03end\x88\x01\x01\x12\x19\n" +
+	"\x05start\x18\x06 \x01(\x04H\x04R\x05start\x88\x01\x01\x120\n" +
 	"\x06counts\x18\a \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12*\n" +
-	"\x06stalls\x18\b \x03(\v2\x12.strandmq.v1.StallR\x06stalls\x12\x1f\n" +
-	"\vreset_epoch\x18\t \x01(\x04R\n" +
-	"resetEpoch\x12\x16\n" +
+	"\x06stalls\x18\b \x03(\v2\x12.strandmq.v1.StallR\x06stalls\x12$\n" +
+	"\vreset_epoch\x18\t \x01(\x04H\x05R\n" +
+	"resetEpoch\x88\x01\x01\x12\x1b\n" +
 	"\x06oldest\x18\n" +
-	" \x01(\x04R\x06oldest\x12/\n" +
-	"\x06losses\x18\x0f \x03(\v2\x17.strandmq.v1.LossRecordR\x06losses\x12\x1d\n" +
+	" \x01(\x04H\x06R\x06oldest\x88\x01\x01\x12/\n" +
+	"\x06losses\x18\x0f \x03(\v2\x17.strandmq.v1.LossRecordR\x06losses\x12\"\n" +
 	"\n" +
-	"held_bytes\x18\x10 \x01(\x04R\theldBytes\x12\x1f\n" +
-	"\vcopied_dead\x18\x11 \x01(\x04R\n" +
-	"copiedDead\x12*\n" +
-	"\x11copied_dead_bytes\x18\x12 \x01(\x04R\x0fcopiedDeadBytes\x123\n" +
-	"\acircuit\x18\x13 \x01(\v2\x19.strandmq.v1.GroupCircuitR\acircuit\"l\n" +
+	"held_bytes\x18\x10 \x01(\x04H\aR\theldBytes\x88\x01\x01\x12$\n" +
+	"\vcopied_dead\x18\x11 \x01(\x04H\bR\n" +
+	"copiedDead\x88\x01\x01\x12/\n" +
+	"\x11copied_dead_bytes\x18\x12 \x01(\x04H\tR\x0fcopiedDeadBytes\x88\x01\x01\x123\n" +
+	"\acircuit\x18\x13 \x01(\v2\x19.strandmq.v1.GroupCircuitR\acircuitB\f\n" +
+	"\n" +
+	"_log_indexB\b\n" +
+	"\x06_floorB\n" +
+	"\n" +
+	"\b_scannedB\x06\n" +
+	"\x04_endB\b\n" +
+	"\x06_startB\x0e\n" +
+	"\f_reset_epochB\t\n" +
+	"\a_oldestB\r\n" +
+	"\v_held_bytesB\x0e\n" +
+	"\f_copied_deadB\x14\n" +
+	"\x12_copied_dead_bytes\"l\n" +
 	"\fGroupCircuit\x12\x12\n" +
 	"\x04open\x18\x01 \x01(\bR\x04open\x12\x16\n" +
 	"\x06opened\x18\x02 \x01(\x04R\x06opened\x120\n" +
@@ -5339,9 +5518,10 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x11AlterGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x120\n" +
-	"\x06policy\x18\x03 \x01(\v2\x18.strandmq.v1.GroupPolicyR\x06policy\">\n" +
+	"\x06policy\x18\x03 \x01(\v2\x18.strandmq.v1.GroupPolicyR\x06policy\"o\n" +
 	"\x12AlterGroupResponse\x12(\n" +
-	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\"\xb5\x01\n" +
+	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x12/\n" +
+	"\bleft_out\x18\x02 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xb5\x01\n" +
 	"\x11ResetGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12*\n" +
@@ -5349,30 +5529,34 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\tpartition\x18\x04 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x17\n" +
 	"\adry_run\x18\x05 \x01(\bR\x06dryRunB\f\n" +
 	"\n" +
-	"_partition\"Q\n" +
+	"_partition\"\x82\x01\n" +
 	"\x12ResetGroupResponse\x12;\n" +
 	"\n" +
 	"partitions\x18\x01 \x03(\v2\x1b.strandmq.v1.ResetPartitionR\n" +
-	"partitions\"R\n" +
+	"partitions\x12/\n" +
+	"\bleft_out\x18\x02 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"R\n" +
 	"\x0eResetPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x12\n" +
 	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x0e\n" +
 	"\x02to\x18\x03 \x01(\x04R\x02to\"?\n" +
 	"\x11PauseGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\">\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"o\n" +
 	"\x12PauseGroupResponse\x12(\n" +
-	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\"@\n" +
+	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x12/\n" +
+	"\bleft_out\x18\x02 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"@\n" +
 	"\x12ResumeGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\"?\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"p\n" +
 	"\x13ResumeGroupResponse\x12(\n" +
-	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\"Z\n" +
+	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x12/\n" +
+	"\bleft_out\x18\x02 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"Z\n" +
 	"\x12DeleteGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x18\n" +
-	"\aconfirm\x18\x03 \x01(\tR\aconfirm\"\x15\n" +
-	"\x13DeleteGroupResponse\"\x96\x03\n" +
+	"\aconfirm\x18\x03 \x01(\tR\aconfirm\"F\n" +
+	"\x13DeleteGroupResponse\x12/\n" +
+	"\bleft_out\x18\x01 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\x96\x03\n" +
 	"\n" +
 	"DeadLetter\x12.\n" +
 	"\amessage\x18\x01 \x01(\v2\x14.strandmq.v1.MessageR\amessage\x12\x14\n" +
@@ -5415,11 +5599,12 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\x128\n" +
 	"\vbody_format\x18\x05 \x01(\x0e2\x17.strandmq.v1.BodyFormatR\n" +
-	"bodyFormat\"\x93\x01\n" +
+	"bodyFormat\"\xc4\x01\n" +
 	"\x17ListDeadLettersResponse\x12:\n" +
 	"\fdead_letters\x18\x01 \x03(\v2\x17.strandmq.v1.DeadLetterR\vdeadLetters\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x14\n" +
-	"\x05total\x18\x03 \x01(\x04R\x05total\"\xb3\x01\n" +
+	"\x05total\x18\x03 \x01(\x04R\x05total\x12/\n" +
+	"\bleft_out\x18\x04 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xb3\x01\n" +
 	"\x14GetDeadLetterRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x125\n" +
@@ -5432,17 +5617,19 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x18ReplayDeadLettersRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x125\n" +
-	"\x05which\x18\x03 \x01(\v2\x1f.strandmq.v1.DeadLetterSelectorR\x05which\"Q\n" +
+	"\x05which\x18\x03 \x01(\v2\x1f.strandmq.v1.DeadLetterSelectorR\x05which\"\x82\x01\n" +
 	"\x19ReplayDeadLettersResponse\x12\x1a\n" +
 	"\breplayed\x18\x01 \x01(\x04R\breplayed\x12\x18\n" +
-	"\aalready\x18\x02 \x01(\x04R\aalready\"\x98\x01\n" +
+	"\aalready\x18\x02 \x01(\x04R\aalready\x12/\n" +
+	"\bleft_out\x18\x03 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\x98\x01\n" +
 	"\x19DiscardDeadLettersRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x125\n" +
 	"\x05which\x18\x03 \x01(\v2\x1f.strandmq.v1.DeadLetterSelectorR\x05which\x12\x18\n" +
-	"\aconfirm\x18\x04 \x01(\tR\aconfirm\":\n" +
+	"\aconfirm\x18\x04 \x01(\tR\aconfirm\"k\n" +
 	"\x1aDiscardDeadLettersResponse\x12\x1c\n" +
-	"\tdiscarded\x18\x01 \x01(\x04R\tdiscarded\"r\n" +
+	"\tdiscarded\x18\x01 \x01(\x04R\tdiscarded\x12/\n" +
+	"\bleft_out\x18\x02 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"r\n" +
 	"\fTraceRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x10\n" +
 	"\x02id\x18\x02 \x01(\tH\x00R\x02id\x121\n" +
@@ -5583,7 +5770,7 @@ func file_strandmq_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_strandmq_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 64)
+var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
 var file_strandmq_v1_admin_proto_goTypes = []any{
 	(TopicKind)(0),                     // 0: strandmq.v1.TopicKind
 	(GroupMode)(0),                     // 1: strandmq.v1.GroupMode
@@ -5598,184 +5785,198 @@ var file_strandmq_v1_admin_proto_goTypes = []any{
 	(*DescribeTopicRequest)(nil),       // 10: strandmq.v1.DescribeTopicRequest
 	(*DescribeTopicResponse)(nil),      // 11: strandmq.v1.DescribeTopicResponse
 	(*PartitionInfo)(nil),              // 12: strandmq.v1.PartitionInfo
-	(*AlterTopicRequest)(nil),          // 13: strandmq.v1.AlterTopicRequest
-	(*AlterTopicResponse)(nil),         // 14: strandmq.v1.AlterTopicResponse
-	(*DeleteTopicRequest)(nil),         // 15: strandmq.v1.DeleteTopicRequest
-	(*DeleteTopicResponse)(nil),        // 16: strandmq.v1.DeleteTopicResponse
-	(*GroupPolicy)(nil),                // 17: strandmq.v1.GroupPolicy
-	(*StartPosition)(nil),              // 18: strandmq.v1.StartPosition
-	(*CreateGroupRequest)(nil),         // 19: strandmq.v1.CreateGroupRequest
-	(*CreateGroupResponse)(nil),        // 20: strandmq.v1.CreateGroupResponse
-	(*Group)(nil),                      // 21: strandmq.v1.Group
-	(*ListGroupsRequest)(nil),          // 22: strandmq.v1.ListGroupsRequest
-	(*ListGroupsResponse)(nil),         // 23: strandmq.v1.ListGroupsResponse
-	(*GroupSummary)(nil),               // 24: strandmq.v1.GroupSummary
-	(*GroupCounts)(nil),                // 25: strandmq.v1.GroupCounts
-	(*DescribeGroupRequest)(nil),       // 26: strandmq.v1.DescribeGroupRequest
-	(*DescribeGroupResponse)(nil),      // 27: strandmq.v1.DescribeGroupResponse
-	(*GroupPartition)(nil),             // 28: strandmq.v1.GroupPartition
-	(*GroupCircuit)(nil),               // 29: strandmq.v1.GroupCircuit
-	(*LossRecord)(nil),                 // 30: strandmq.v1.LossRecord
-	(*Stall)(nil),                      // 31: strandmq.v1.Stall
-	(*Member)(nil),                     // 32: strandmq.v1.Member
-	(*AlterGroupRequest)(nil),          // 33: strandmq.v1.AlterGroupRequest
-	(*AlterGroupResponse)(nil),         // 34: strandmq.v1.AlterGroupResponse
-	(*ResetGroupRequest)(nil),          // 35: strandmq.v1.ResetGroupRequest
-	(*ResetGroupResponse)(nil),         // 36: strandmq.v1.ResetGroupResponse
-	(*ResetPartition)(nil),             // 37: strandmq.v1.ResetPartition
-	(*PauseGroupRequest)(nil),          // 38: strandmq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 39: strandmq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 40: strandmq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 41: strandmq.v1.ResumeGroupResponse
-	(*DeleteGroupRequest)(nil),         // 42: strandmq.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),        // 43: strandmq.v1.DeleteGroupResponse
-	(*DeadLetter)(nil),                 // 44: strandmq.v1.DeadLetter
-	(*Attempt)(nil),                    // 45: strandmq.v1.Attempt
-	(*DeadLetterSelector)(nil),         // 46: strandmq.v1.DeadLetterSelector
-	(*MessagePlace)(nil),               // 47: strandmq.v1.MessagePlace
-	(*ListDeadLettersRequest)(nil),     // 48: strandmq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 49: strandmq.v1.ListDeadLettersResponse
-	(*GetDeadLetterRequest)(nil),       // 50: strandmq.v1.GetDeadLetterRequest
-	(*GetDeadLetterResponse)(nil),      // 51: strandmq.v1.GetDeadLetterResponse
-	(*ReplayDeadLettersRequest)(nil),   // 52: strandmq.v1.ReplayDeadLettersRequest
-	(*ReplayDeadLettersResponse)(nil),  // 53: strandmq.v1.ReplayDeadLettersResponse
-	(*DiscardDeadLettersRequest)(nil),  // 54: strandmq.v1.DiscardDeadLettersRequest
-	(*DiscardDeadLettersResponse)(nil), // 55: strandmq.v1.DiscardDeadLettersResponse
-	(*TraceRequest)(nil),               // 56: strandmq.v1.TraceRequest
-	(*TraceResponse)(nil),              // 57: strandmq.v1.TraceResponse
-	(*MessageTrace)(nil),               // 58: strandmq.v1.MessageTrace
-	(*TraceEvent)(nil),                 // 59: strandmq.v1.TraceEvent
-	(*TraceState)(nil),                 // 60: strandmq.v1.TraceState
-	(*NodeInfoRequest)(nil),            // 61: strandmq.v1.NodeInfoRequest
-	(*NodeInfoResponse)(nil),           // 62: strandmq.v1.NodeInfoResponse
-	(*NodeDisk)(nil),                   // 63: strandmq.v1.NodeDisk
-	(*NodeScrub)(nil),                  // 64: strandmq.v1.NodeScrub
-	(*NodeDamage)(nil),                 // 65: strandmq.v1.NodeDamage
-	(*DamagedRange)(nil),               // 66: strandmq.v1.DamagedRange
-	(*StoppedPartition)(nil),           // 67: strandmq.v1.StoppedPartition
-	(*timestamppb.Timestamp)(nil),      // 68: google.protobuf.Timestamp
-	(*PartitionShare)(nil),             // 69: strandmq.v1.PartitionShare
-	(*Message)(nil),                    // 70: strandmq.v1.Message
-	(BodyFormat)(0),                    // 71: strandmq.v1.BodyFormat
+	(*LeftOut)(nil),                    // 13: strandmq.v1.LeftOut
+	(*AlterTopicRequest)(nil),          // 14: strandmq.v1.AlterTopicRequest
+	(*AlterTopicResponse)(nil),         // 15: strandmq.v1.AlterTopicResponse
+	(*DeleteTopicRequest)(nil),         // 16: strandmq.v1.DeleteTopicRequest
+	(*DeleteTopicResponse)(nil),        // 17: strandmq.v1.DeleteTopicResponse
+	(*GroupPolicy)(nil),                // 18: strandmq.v1.GroupPolicy
+	(*StartPosition)(nil),              // 19: strandmq.v1.StartPosition
+	(*CreateGroupRequest)(nil),         // 20: strandmq.v1.CreateGroupRequest
+	(*CreateGroupResponse)(nil),        // 21: strandmq.v1.CreateGroupResponse
+	(*Group)(nil),                      // 22: strandmq.v1.Group
+	(*ListGroupsRequest)(nil),          // 23: strandmq.v1.ListGroupsRequest
+	(*ListGroupsResponse)(nil),         // 24: strandmq.v1.ListGroupsResponse
+	(*GroupSummary)(nil),               // 25: strandmq.v1.GroupSummary
+	(*GroupCounts)(nil),                // 26: strandmq.v1.GroupCounts
+	(*DescribeGroupRequest)(nil),       // 27: strandmq.v1.DescribeGroupRequest
+	(*DescribeGroupResponse)(nil),      // 28: strandmq.v1.DescribeGroupResponse
+	(*GroupPartition)(nil),             // 29: strandmq.v1.GroupPartition
+	(*GroupCircuit)(nil),               // 30: strandmq.v1.GroupCircuit
+	(*LossRecord)(nil),                 // 31: strandmq.v1.LossRecord
+	(*Stall)(nil),                      // 32: strandmq.v1.Stall
+	(*Member)(nil),                     // 33: strandmq.v1.Member
+	(*AlterGroupRequest)(nil),          // 34: strandmq.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),         // 35: strandmq.v1.AlterGroupResponse
+	(*ResetGroupRequest)(nil),          // 36: strandmq.v1.ResetGroupRequest
+	(*ResetGroupResponse)(nil),         // 37: strandmq.v1.ResetGroupResponse
+	(*ResetPartition)(nil),             // 38: strandmq.v1.ResetPartition
+	(*PauseGroupRequest)(nil),          // 39: strandmq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 40: strandmq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 41: strandmq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 42: strandmq.v1.ResumeGroupResponse
+	(*DeleteGroupRequest)(nil),         // 43: strandmq.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),        // 44: strandmq.v1.DeleteGroupResponse
+	(*DeadLetter)(nil),                 // 45: strandmq.v1.DeadLetter
+	(*Attempt)(nil),                    // 46: strandmq.v1.Attempt
+	(*DeadLetterSelector)(nil),         // 47: strandmq.v1.DeadLetterSelector
+	(*MessagePlace)(nil),               // 48: strandmq.v1.MessagePlace
+	(*ListDeadLettersRequest)(nil),     // 49: strandmq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 50: strandmq.v1.ListDeadLettersResponse
+	(*GetDeadLetterRequest)(nil),       // 51: strandmq.v1.GetDeadLetterRequest
+	(*GetDeadLetterResponse)(nil),      // 52: strandmq.v1.GetDeadLetterResponse
+	(*ReplayDeadLettersRequest)(nil),   // 53: strandmq.v1.ReplayDeadLettersRequest
+	(*ReplayDeadLettersResponse)(nil),  // 54: strandmq.v1.ReplayDeadLettersResponse
+	(*DiscardDeadLettersRequest)(nil),  // 55: strandmq.v1.DiscardDeadLettersRequest
+	(*DiscardDeadLettersResponse)(nil), // 56: strandmq.v1.DiscardDeadLettersResponse
+	(*TraceRequest)(nil),               // 57: strandmq.v1.TraceRequest
+	(*TraceResponse)(nil),              // 58: strandmq.v1.TraceResponse
+	(*MessageTrace)(nil),               // 59: strandmq.v1.MessageTrace
+	(*TraceEvent)(nil),                 // 60: strandmq.v1.TraceEvent
+	(*TraceState)(nil),                 // 61: strandmq.v1.TraceState
+	(*NodeInfoRequest)(nil),            // 62: strandmq.v1.NodeInfoRequest
+	(*NodeInfoResponse)(nil),           // 63: strandmq.v1.NodeInfoResponse
+	(*NodeDisk)(nil),                   // 64: strandmq.v1.NodeDisk
+	(*NodeScrub)(nil),                  // 65: strandmq.v1.NodeScrub
+	(*NodeDamage)(nil),                 // 66: strandmq.v1.NodeDamage
+	(*DamagedRange)(nil),               // 67: strandmq.v1.DamagedRange
+	(*StoppedPartition)(nil),           // 68: strandmq.v1.StoppedPartition
+	(*timestamppb.Timestamp)(nil),      // 69: google.protobuf.Timestamp
+	(*Problem)(nil),                    // 70: strandmq.v1.Problem
+	(*PartitionShare)(nil),             // 71: strandmq.v1.PartitionShare
+	(*Message)(nil),                    // 72: strandmq.v1.Message
+	(BodyFormat)(0),                    // 73: strandmq.v1.BodyFormat
 }
 var file_strandmq_v1_admin_proto_depIdxs = []int32{
-	0,  // 0: strandmq.v1.TopicConfig.kind:type_name -> strandmq.v1.TopicKind
-	4,  // 1: strandmq.v1.Topic.config:type_name -> strandmq.v1.TopicConfig
-	68, // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
-	4,  // 3: strandmq.v1.CreateTopicRequest.config:type_name -> strandmq.v1.TopicConfig
-	5,  // 4: strandmq.v1.CreateTopicResponse.topic:type_name -> strandmq.v1.Topic
-	5,  // 5: strandmq.v1.ListTopicsResponse.topics:type_name -> strandmq.v1.Topic
-	5,  // 6: strandmq.v1.DescribeTopicResponse.topic:type_name -> strandmq.v1.Topic
-	12, // 7: strandmq.v1.DescribeTopicResponse.partitions:type_name -> strandmq.v1.PartitionInfo
-	68, // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
-	4,  // 9: strandmq.v1.AlterTopicRequest.config:type_name -> strandmq.v1.TopicConfig
-	5,  // 10: strandmq.v1.AlterTopicResponse.topic:type_name -> strandmq.v1.Topic
-	1,  // 11: strandmq.v1.GroupPolicy.mode:type_name -> strandmq.v1.GroupMode
-	2,  // 12: strandmq.v1.GroupPolicy.on_exhaustion:type_name -> strandmq.v1.OnExhaustion
-	3,  // 13: strandmq.v1.GroupPolicy.retention:type_name -> strandmq.v1.GroupRetention
-	68, // 14: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
-	17, // 15: strandmq.v1.CreateGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
-	18, // 16: strandmq.v1.CreateGroupRequest.start:type_name -> strandmq.v1.StartPosition
-	21, // 17: strandmq.v1.CreateGroupResponse.group:type_name -> strandmq.v1.Group
-	17, // 18: strandmq.v1.Group.policy:type_name -> strandmq.v1.GroupPolicy
-	68, // 19: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
-	24, // 20: strandmq.v1.ListGroupsResponse.groups:type_name -> strandmq.v1.GroupSummary
-	21, // 21: strandmq.v1.GroupSummary.group:type_name -> strandmq.v1.Group
-	25, // 22: strandmq.v1.GroupSummary.counts:type_name -> strandmq.v1.GroupCounts
-	21, // 23: strandmq.v1.DescribeGroupResponse.group:type_name -> strandmq.v1.Group
-	25, // 24: strandmq.v1.DescribeGroupResponse.counts:type_name -> strandmq.v1.GroupCounts
-	28, // 25: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
-	32, // 26: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
-	25, // 27: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
-	31, // 28: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
-	30, // 29: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
-	29, // 30: strandmq.v1.GroupPartition.circuit:type_name -> strandmq.v1.GroupCircuit
-	68, // 31: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
-	68, // 32: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
-	68, // 33: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
-	68, // 34: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
-	69, // 35: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
-	68, // 36: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
-	68, // 37: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
-	17, // 38: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
-	21, // 39: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
-	18, // 40: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
-	37, // 41: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
-	21, // 42: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
-	21, // 43: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
-	70, // 44: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
-	68, // 45: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
-	68, // 46: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
-	45, // 47: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
-	68, // 48: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
-	68, // 49: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
-	47, // 50: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
-	18, // 51: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
-	71, // 52: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	44, // 53: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
-	46, // 54: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	71, // 55: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	44, // 56: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
-	46, // 57: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	46, // 58: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	47, // 59: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
-	58, // 60: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
-	70, // 61: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
-	59, // 62: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
-	60, // 63: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
-	68, // 64: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
-	68, // 65: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
-	63, // 66: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
-	64, // 67: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
-	65, // 68: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
-	67, // 69: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
-	68, // 70: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
-	68, // 71: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
-	68, // 72: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
-	66, // 73: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
-	6,  // 74: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
-	8,  // 75: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
-	10, // 76: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
-	13, // 77: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
-	15, // 78: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
-	19, // 79: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
-	22, // 80: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
-	26, // 81: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
-	33, // 82: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
-	35, // 83: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
-	38, // 84: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
-	40, // 85: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
-	42, // 86: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
-	48, // 87: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
-	50, // 88: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
-	52, // 89: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
-	54, // 90: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
-	56, // 91: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
-	61, // 92: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
-	7,  // 93: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
-	9,  // 94: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
-	11, // 95: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
-	14, // 96: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
-	16, // 97: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
-	20, // 98: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
-	23, // 99: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
-	27, // 100: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
-	34, // 101: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
-	36, // 102: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
-	39, // 103: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
-	41, // 104: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
-	43, // 105: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
-	49, // 106: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
-	51, // 107: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
-	53, // 108: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
-	55, // 109: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
-	57, // 110: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
-	62, // 111: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
-	93, // [93:112] is the sub-list for method output_type
-	74, // [74:93] is the sub-list for method input_type
-	74, // [74:74] is the sub-list for extension type_name
-	74, // [74:74] is the sub-list for extension extendee
-	0,  // [0:74] is the sub-list for field type_name
+	0,   // 0: strandmq.v1.TopicConfig.kind:type_name -> strandmq.v1.TopicKind
+	4,   // 1: strandmq.v1.Topic.config:type_name -> strandmq.v1.TopicConfig
+	69,  // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
+	4,   // 3: strandmq.v1.CreateTopicRequest.config:type_name -> strandmq.v1.TopicConfig
+	5,   // 4: strandmq.v1.CreateTopicResponse.topic:type_name -> strandmq.v1.Topic
+	5,   // 5: strandmq.v1.ListTopicsResponse.topics:type_name -> strandmq.v1.Topic
+	5,   // 6: strandmq.v1.DescribeTopicResponse.topic:type_name -> strandmq.v1.Topic
+	12,  // 7: strandmq.v1.DescribeTopicResponse.partitions:type_name -> strandmq.v1.PartitionInfo
+	69,  // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
+	70,  // 9: strandmq.v1.LeftOut.problem:type_name -> strandmq.v1.Problem
+	4,   // 10: strandmq.v1.AlterTopicRequest.config:type_name -> strandmq.v1.TopicConfig
+	5,   // 11: strandmq.v1.AlterTopicResponse.topic:type_name -> strandmq.v1.Topic
+	1,   // 12: strandmq.v1.GroupPolicy.mode:type_name -> strandmq.v1.GroupMode
+	2,   // 13: strandmq.v1.GroupPolicy.on_exhaustion:type_name -> strandmq.v1.OnExhaustion
+	3,   // 14: strandmq.v1.GroupPolicy.retention:type_name -> strandmq.v1.GroupRetention
+	69,  // 15: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
+	18,  // 16: strandmq.v1.CreateGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
+	19,  // 17: strandmq.v1.CreateGroupRequest.start:type_name -> strandmq.v1.StartPosition
+	22,  // 18: strandmq.v1.CreateGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 19: strandmq.v1.CreateGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	18,  // 20: strandmq.v1.Group.policy:type_name -> strandmq.v1.GroupPolicy
+	69,  // 21: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
+	25,  // 22: strandmq.v1.ListGroupsResponse.groups:type_name -> strandmq.v1.GroupSummary
+	22,  // 23: strandmq.v1.GroupSummary.group:type_name -> strandmq.v1.Group
+	26,  // 24: strandmq.v1.GroupSummary.counts:type_name -> strandmq.v1.GroupCounts
+	13,  // 25: strandmq.v1.GroupSummary.left_out:type_name -> strandmq.v1.LeftOut
+	22,  // 26: strandmq.v1.DescribeGroupResponse.group:type_name -> strandmq.v1.Group
+	26,  // 27: strandmq.v1.DescribeGroupResponse.counts:type_name -> strandmq.v1.GroupCounts
+	29,  // 28: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
+	33,  // 29: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
+	13,  // 30: strandmq.v1.DescribeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	26,  // 31: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
+	32,  // 32: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
+	31,  // 33: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
+	30,  // 34: strandmq.v1.GroupPartition.circuit:type_name -> strandmq.v1.GroupCircuit
+	69,  // 35: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
+	69,  // 36: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
+	69,  // 37: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
+	69,  // 38: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
+	71,  // 39: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
+	69,  // 40: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
+	69,  // 41: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
+	18,  // 42: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
+	22,  // 43: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 44: strandmq.v1.AlterGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	19,  // 45: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
+	38,  // 46: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
+	13,  // 47: strandmq.v1.ResetGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	22,  // 48: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 49: strandmq.v1.PauseGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	22,  // 50: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 51: strandmq.v1.ResumeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	13,  // 52: strandmq.v1.DeleteGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	72,  // 53: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
+	69,  // 54: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
+	69,  // 55: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
+	46,  // 56: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
+	69,  // 57: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
+	69,  // 58: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
+	48,  // 59: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
+	19,  // 60: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
+	73,  // 61: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	45,  // 62: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
+	13,  // 63: strandmq.v1.ListDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	47,  // 64: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	73,  // 65: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	45,  // 66: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
+	47,  // 67: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	13,  // 68: strandmq.v1.ReplayDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	47,  // 69: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	13,  // 70: strandmq.v1.DiscardDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	48,  // 71: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
+	59,  // 72: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
+	72,  // 73: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
+	60,  // 74: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
+	61,  // 75: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
+	69,  // 76: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
+	69,  // 77: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
+	64,  // 78: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
+	65,  // 79: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
+	66,  // 80: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
+	68,  // 81: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
+	69,  // 82: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
+	69,  // 83: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
+	69,  // 84: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
+	67,  // 85: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
+	6,   // 86: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
+	8,   // 87: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
+	10,  // 88: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
+	14,  // 89: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
+	16,  // 90: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
+	20,  // 91: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
+	23,  // 92: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
+	27,  // 93: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
+	34,  // 94: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
+	36,  // 95: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
+	39,  // 96: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
+	41,  // 97: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
+	43,  // 98: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
+	49,  // 99: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
+	51,  // 100: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
+	53,  // 101: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
+	55,  // 102: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
+	57,  // 103: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
+	62,  // 104: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
+	7,   // 105: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
+	9,   // 106: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
+	11,  // 107: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
+	15,  // 108: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
+	17,  // 109: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
+	21,  // 110: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
+	24,  // 111: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
+	28,  // 112: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
+	35,  // 113: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
+	37,  // 114: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
+	40,  // 115: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
+	42,  // 116: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
+	44,  // 117: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
+	50,  // 118: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
+	52,  // 119: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
+	54,  // 120: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
+	56,  // 121: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
+	58,  // 122: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
+	63,  // 123: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
+	105, // [105:124] is the sub-list for method output_type
+	86,  // [86:105] is the sub-list for method input_type
+	86,  // [86:86] is the sub-list for extension type_name
+	86,  // [86:86] is the sub-list for extension extendee
+	0,   // [0:86] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_admin_proto_init() }
@@ -5786,23 +5987,25 @@ func file_strandmq_v1_admin_proto_init() {
 	file_strandmq_v1_consume_proto_init()
 	file_strandmq_v1_message_proto_init()
 	file_strandmq_v1_admin_proto_msgTypes[0].OneofWrappers = []any{}
-	file_strandmq_v1_admin_proto_msgTypes[13].OneofWrappers = []any{}
-	file_strandmq_v1_admin_proto_msgTypes[14].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[8].OneofWrappers = []any{}
+	file_strandmq_v1_admin_proto_msgTypes[14].OneofWrappers = []any{}
+	file_strandmq_v1_admin_proto_msgTypes[15].OneofWrappers = []any{
 		(*StartPosition_Earliest)(nil),
 		(*StartPosition_Latest)(nil),
 		(*StartPosition_Offset)(nil),
 		(*StartPosition_FromEnd)(nil),
 		(*StartPosition_Time)(nil),
 	}
-	file_strandmq_v1_admin_proto_msgTypes[31].OneofWrappers = []any{}
-	file_strandmq_v1_admin_proto_msgTypes[42].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[25].OneofWrappers = []any{}
+	file_strandmq_v1_admin_proto_msgTypes[32].OneofWrappers = []any{}
+	file_strandmq_v1_admin_proto_msgTypes[43].OneofWrappers = []any{
 		(*DeadLetterSelector_Id)(nil),
 		(*DeadLetterSelector_Key)(nil),
 		(*DeadLetterSelector_KeyBytes)(nil),
 		(*DeadLetterSelector_Place)(nil),
 		(*DeadLetterSelector_All)(nil),
 	}
-	file_strandmq_v1_admin_proto_msgTypes[52].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[53].OneofWrappers = []any{
 		(*TraceRequest_Id)(nil),
 		(*TraceRequest_Place)(nil),
 	}
@@ -5812,7 +6015,7 @@ func file_strandmq_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_admin_proto_rawDesc), len(file_strandmq_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   64,
+			NumMessages:   65,
 			NumExtensions: 0,
 			NumServices:   5,
 		},

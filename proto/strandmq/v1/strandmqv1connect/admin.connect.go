@@ -301,7 +301,7 @@ func (UnimplementedTopicServiceHandler) DeleteTopic(context.Context, *v1.DeleteT
 // GroupServiceClient is a client for the strandmq.v1.GroupService service.
 type GroupServiceClient interface {
 	// CreateGroup creates a group of a topic and answers when every partition
-	// has logged it. Creating it again with the same policy succeeds.
+	// that works has logged it. Creating it again with the same policy succeeds.
 	CreateGroup(context.Context, *v1.CreateGroupRequest) (*v1.CreateGroupResponse, error)
 	// ListGroups lists groups, of one topic or of all.
 	ListGroups(context.Context, *v1.ListGroupsRequest) (*v1.ListGroupsResponse, error)
@@ -470,7 +470,7 @@ func (c *groupServiceClient) DeleteGroup(ctx context.Context, req *v1.DeleteGrou
 // GroupServiceHandler is an implementation of the strandmq.v1.GroupService service.
 type GroupServiceHandler interface {
 	// CreateGroup creates a group of a topic and answers when every partition
-	// has logged it. Creating it again with the same policy succeeds.
+	// that works has logged it. Creating it again with the same policy succeeds.
 	CreateGroup(context.Context, *v1.CreateGroupRequest) (*v1.CreateGroupResponse, error)
 	// ListGroups lists groups, of one topic or of all.
 	ListGroups(context.Context, *v1.ListGroupsRequest) (*v1.ListGroupsResponse, error)
