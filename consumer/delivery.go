@@ -132,7 +132,7 @@ func (c Counts) Lag() uint64 {
 
 // Stall is one thing that waits, and why.
 type Stall struct {
-	Reason   string // IN_FLIGHT, BACKING_OFF, PARKED, DEFERRED_LIMIT, DEFERRED_KEY_LIMIT, IN_FLIGHT_LIMIT, CIRCUIT_OPEN, PAUSED, NO_MEMBER
+	Reason   string // IN_FLIGHT, BACKING_OFF, PARKED, DEFERRED_LIMIT, DEFERRED_KEY_LIMIT, IN_FLIGHT_LIMIT, CIRCUIT_OPEN, PAUSED, NO_MEMBER, PARTITION_DAMAGED
 	OfKey    bool   // one key stalls; else the whole group
 	KeyHash  uint64
 	HasKey   bool
@@ -145,6 +145,8 @@ type Stall struct {
 	Share    uint32           // NO_MEMBER, of one share: which, of how many; Shares is 0 for the whole partition
 	Shares   uint32
 	Text     string
+
+	Unreadable *partition.ErrUnreadable // PARTITION_DAMAGED: what the group stands before
 }
 
 // MemberHold is how much a member holds in a partition.

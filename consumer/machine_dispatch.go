@@ -39,7 +39,7 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 	if more {
 		return cmds, now
 	}
-	return cmds, h.wake(now)
+	return cmds, h.wakeToRead(now, h.wake(now))
 }
 
 // note remembers who waits for work, for those who ask what holds it up. It asks
@@ -154,7 +154,7 @@ func (h *hand) work(log partition.Log) bool {
 			return true
 		}
 	}
-	return !h.behind && h.next < log.Foreseen()
+	return !h.behind && h.next < log.Foreseen() && !h.stands(h.pace.turn)
 }
 
 // wanted finds which lanes have somebody with room.
@@ -282,7 +282,7 @@ func (h *hand) redeliver(now partition.Millis, p *openPlan, budget *int) (full b
 func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
 	at := log.Position()
 	end := log.Foreseen()
-	if h.behind || h.next >= end || h.next < at.Start || *budget <= 0 {
+	if h.behind || h.next >= end || h.next < at.Start || *budget <= 0 || h.stands(h.pace.turn) {
 		return false
 	}
 	amo, one := h.g.policy.AtMostOnce, h.g.policy.Mode == ByPartition
@@ -365,6 +365,9 @@ func (h *hand) look(log partition.Log, p *openPlan, budget *int) (full bool) {
 		stopped = false
 		return true
 	})
+	if err != nil {
+		h.cannotRead(err)
+	}
 	// What stopped short of the end for its size goes on in the next turn; what
 	// stopped for want of room waits for an event.
 	return err == nil && !stopped && h.next < end

@@ -97,6 +97,9 @@ type hand struct {
 	noted    partition.Millis // when all waiters were last asked whether they wait
 	lapses   []lapse
 	queries  []query // wait for what is on its way to their sessions
+
+	unread   *partition.ErrUnreadable // what the last look at the log met
+	unreadAt partition.Millis         // and when, by the leader's own clock
 }
 
 // coming tells whether something is on its way to the session, and request, of
@@ -217,6 +220,7 @@ func (h *hand) rewind() {
 	h.open = nil
 	h.reserved.clear()
 	h.next, h.behind = h.g.scanned, false
+	h.unread = nil
 	h.planned, h.pending, h.waking = 0, 0, 0
 	for i := range h.g.entries {
 		h.g.entries[i].planned = false

@@ -112,6 +112,9 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 			all = append(all, g.unasked(at, now, lag)...)
 		}
 	}
+	if s, ok := g.unreadStall(at); ok {
+		all = slices.Insert(all, 0, s)
+	}
 	heads := make([]Stall, 0, 8)
 	for i := range g.keys {
 		ks := &g.keys[i]
@@ -233,7 +236,7 @@ func (g *group) coldStalls(t partition.Millis) (ss []Stall) {
 }
 
 // whyIdle says in words why a member got nothing.
-func (g *group) whyIdle(at partition.Position, now partition.Millis) string {
+func (g *group) whyIdle(at partition.Position, now partition.Millis, explain func(GroupID, *partition.ErrUnreadable) string) string {
 	c := g.tally(now)
 	unseen := g.unseen(at)
 	behind := c[deferred] + c[parked]
@@ -252,6 +255,8 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis) string {
 		return "one message of the partition is out, and the group takes one at a time"
 	case g.policy.Mode == ByPartition && c[failed] > 0:
 		return "the partition's next message failed and waits for its next attempt"
+	case c[ready] == 0 && g.unreadable() != nil:
+		return explain(g.id, g.unreadable())
 	case c[ready]+unseen > 0:
 		return fmt.Sprintf("%d messages can go, but not to this member: they belong to another member's share, or it holds all that it may", c[ready]+unseen)
 	case behind > 0:

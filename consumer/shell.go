@@ -34,6 +34,9 @@ type Shell struct {
 	// Now tells the time as this node's hosts know it. Default: the wall clock; a
 	// group's clock only moves forward whatever it says. Set before use.
 	Now func() partition.Millis
+	// Explain says in words, and with names, before what a group stands and how
+	// it goes on. It must not block. Set before use.
+	Explain func(GroupID, *partition.ErrUnreadable) string
 
 	clocks sync.Map // groupIn → *sharedClock
 	calls  atomic.Uint64
@@ -45,7 +48,7 @@ func NewShell(h *partition.Host, tag uint64) *Shell { return NewShellOver(h, tag
 
 // NewShellOver is NewShell over anything that does what a host does.
 func NewShellOver(h Replicas, tag uint64) *Shell {
-	return &Shell{host: h, seal: newSealer(tag), Now: func() partition.Millis {
+	return &Shell{host: h, seal: newSealer(tag), Explain: unreadText, Now: func() partition.Millis {
 		return partition.Millis(time.Now().UnixMilli())
 	}}
 }

@@ -28,6 +28,9 @@ func (s *Shell) Stats(ctx context.Context, pid partition.PartitionID, gid GroupI
 	}
 	var offsets []partition.Offset
 	for i := range st.Stalls {
+		if bad := st.Stalls[i].Unreadable; bad != nil {
+			st.Stalls[i].Text = s.Explain(gid, bad)
+		}
 		if st.Stalls[i].OfKey {
 			offsets = append(offsets, st.Stalls[i].Offset)
 		}

@@ -468,7 +468,7 @@ func (s *Shell) whyIdle(ctx context.Context, req ReceiveRequest) string {
 	now := s.Now()
 	for _, sh := range req.Shares {
 		err := s.view(ctx, sh.Partition, req.Group, func(g *group, at partition.Position) error {
-			if why := g.whyIdle(at, now); why != "" && !slices.Contains(whys, why) {
+			if why := g.whyIdle(at, now, s.Explain); why != "" && !slices.Contains(whys, why) {
 				whys = append(whys, why)
 			}
 			return nil

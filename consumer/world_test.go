@@ -123,6 +123,8 @@ type memPart struct {
 	cmds       []memCmd
 	checkpoint int                       // commands that the rows hold
 	damaged    map[partition.Offset]bool // do not read
+	hole       *partition.ErrUnreadable  // whose keys do not read either
+	fell       int                       // how often Keys came to it
 	rows       *memRows
 	app        *App
 	bounds     bounds
@@ -215,6 +217,10 @@ func (p *memPart) Foreseen() partition.Offset { return p.Position().End }
 
 func (p *memPart) Keys(from partition.Offset, maxBytes int, fn func(partition.Offset, uint64, int) bool) error {
 	for o := from; o < partition.Offset(len(p.msgs)); o++ {
+		if h := p.hole; h != nil && o >= h.Offset && o < h.End() {
+			p.fell++
+			return &partition.ErrUnreadable{Partition: p.id, Offset: o, Last: h.Last, Err: h.Err}
+		}
 		if !fn(o, p.msgs[o].Record.KeyHash, p.sizes[o]) {
 			return nil
 		}

@@ -54,6 +54,9 @@ type Log interface {
 	// Keys calls fn with each message from offset from on, in order, until fn
 	// returns false, Foreseen is reached or about maxBytes of log were read. The
 	// hash is the message's key hash; size its key, headers and body in bytes.
+	// An *ErrUnreadable tells which messages it cannot go beyond: it was called
+	// with those before. They may never read again, so whoever asks for them must
+	// not ask again in every turn.
 	Keys(from Offset, maxBytes int, fn func(o Offset, keyHash uint64, size int) bool) error
 }
 

@@ -135,12 +135,24 @@ func (e *ErrDamaged) Error() string {
 		e.Partition, e.From, e.To, e.Why)
 }
 
-// ErrUnreadable tells that one message cannot be read. Nothing stopped: the
-// messages in other blocks are served. Err is *ErrDamaged.
+// ErrUnreadable tells that one message, or several in a row, cannot be read.
+// Nothing stopped: the messages in other blocks are served. Err is *ErrDamaged.
 type ErrUnreadable struct {
 	Partition PartitionID
 	Offset    Offset
+	Last      Offset // of several in a row; else 0
 	Err       error
+}
+
+// End is the first offset behind what cannot be read.
+func (e *ErrUnreadable) End() Offset { return max(e.Offset, e.Last) + 1 }
+
+// What names the messages.
+func (e *ErrUnreadable) What() string {
+	if e.Last <= e.Offset {
+		return fmt.Sprintf("the message at offset %d", e.Offset)
+	}
+	return fmt.Sprintf("the messages at offsets %d to %d", e.Offset, e.Last)
 }
 
 // Why is what is wrong with what is stored of it.
@@ -153,8 +165,8 @@ func (e *ErrUnreadable) Why() string {
 }
 
 func (e *ErrUnreadable) Error() string {
-	return fmt.Sprintf("the message at offset %d of partition %v cannot be read: %s: restore it from a backup or another replica",
-		e.Offset, e.Partition, e.Why())
+	return fmt.Sprintf("%s of partition %v cannot be read: %s: restore it from a backup or another replica",
+		e.What(), e.Partition, e.Why())
 }
 
 func (e *ErrUnreadable) Unwrap() error { return e.Err }

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/strandmq/strandmq/internal/record"
@@ -26,7 +27,7 @@ type messageLog struct {
 	state   appliedRow // may be ahead of flushed while an entry is applied
 	flushed appliedRow // with the last entry that was applied completely
 	rows    rowBuf
-	broken  error // what Keys met: the log cannot be read on
+	broken  error // what Keys met beside damaged entries: the log cannot be trusted
 	key     []byte
 	value   []byte
 }
@@ -120,19 +121,69 @@ func (l *messageLog) keys(from Offset, left *int, fn func(o Offset, keyHash uint
 	if from < l.state.start {
 		return &ErrExpired{Partition: l.id, Start: l.state.start}
 	}
-	err := l.plan.visit(from, l.state.end, func(b stored) bool {
-		more := true
+	next, more := from, true
+	each := func(b stored) bool {
 		b.each(from, func(o Offset, r record.Raw) bool {
 			more = fn(o, r.KeyHash(), r.Size())
 			*left -= r.Size()
 			return more
 		})
-		return more && *left > 0
-	})
-	if err != nil {
-		l.broken = err
+		next = b.row.end()
+		more = more && *left > 0
+		return more
 	}
-	return err
+	for more && next < l.state.end {
+		err := l.plan.visit(next, l.state.end, each)
+		if err == nil {
+			return nil
+		}
+		// What was read in one go with it may be damaged, and no message.
+		if err = l.plan.visit(next, next+1, each); err != nil {
+			return l.unreadable(next, err)
+		}
+	}
+	return nil
+}
+
+// damagedPages is how many pages of the index are searched for the end of what is
+// damaged. There may be more of it behind.
+const damagedPages = 16
+
+// unreadable finds which messages cannot be read, from an offset on at which a
+// read failed. Nothing that is applied hangs on what their entries say, so whoever
+// reads them is told, and the partition goes on; not so if it is the index that is
+// damaged, or a newer version wrote them.
+func (l *messageLog) unreadable(from Offset, err error) error {
+	var d *ErrDamaged
+	if !errors.As(err, &d) || d.Newer != nil {
+		l.broken = err
+		return err
+	}
+	end := l.state.end
+	if o, ok := l.shelf.next(from); ok && o > from {
+		end = min(end, o)
+	}
+	bad := &ErrUnreadable{Partition: l.id, Offset: from, Last: from, Err: err}
+	var entry Index
+	for next, n := from, 0; next < end && n < damagedPages; n++ {
+		rows, err := l.read.rows(next, end)
+		if err != nil {
+			l.broken = err
+			return err
+		}
+		for i := range rows {
+			if at := rows[i].index; entry == 0 {
+				entry = at
+			} else if at != entry {
+				if l.read.batches(rows[i:i+1], func(stored) bool { return true }) == nil {
+					return bad
+				}
+				entry = at
+			}
+			bad.Last, next = rows[i].end()-1, rows[i].end()
+		}
+	}
+	return bad
 }
 
 // rowBuf holds the rows of one entry until the entry is done.

@@ -82,7 +82,7 @@ func (r *replica) turn(now Millis) error {
 		cmds, wake := r.app.Drive(now, foresight{r})
 		r.wake = wake
 		if r.log.broken != nil {
-			return r.log.broken // the App would look again and again, and say nothing
+			return r.log.broken
 		}
 		for _, cmd := range cmds {
 			if len(cmd) > maxCommandBytes {

@@ -277,7 +277,19 @@ func (c *consumption) finished(ctx context.Context) (bool, error) {
 		return false, err
 	}
 	n := res.GetCounts()
+	var unread uint64 // behind what is damaged
+	var why string
+	for _, p := range res.GetPartitions() {
+		for _, s := range p.GetStalls() {
+			if s.GetReason() == "PARTITION_DAMAGED" && s.GetWaiting() > 0 {
+				unread += s.GetWaiting()
+				why = s.GetText()
+			}
+		}
+	}
 	switch {
+	case unread > 0 && unread == n.GetLag():
+		return true, fmt.Errorf("the rest was consumed, but %s", why)
 	case n.GetLag() == 0:
 		for _, p := range res.GetPartitions() {
 			for _, s := range p.GetStalls() {

@@ -175,6 +175,7 @@ func (b *Broker) open(ctx context.Context) error {
 		return err
 	}
 	b.groups = consumer.NewShell(b.host, b.cluster.TokenSecret)
+	b.groups.Explain = b.standsBefore
 	b.publisher = router.NewPublisher(hostLog{b.host}, router.Config{Seed: uint64(time.Now().UnixNano())})
 	if err := b.reconcile(ctx); err != nil {
 		return err

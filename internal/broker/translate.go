@@ -186,7 +186,7 @@ func (x explainer) partitionError(err error) *refusal {
 		// The names were known a moment ago: the topic is being deleted.
 		return refuse("UNKNOWN_PARTITION", "", "%s is not here any more: its topic was deleted", x.partition(gone.Partition))
 	case errors.As(err, &bad):
-		return refuse("PARTITION_DAMAGED", "", "the message at offset %d of %s cannot be read (%s): restore the data folder from a copy; other messages are served", bad.Offset, x.partition(bad.Partition), bad.Why())
+		return refuse("PARTITION_DAMAGED", "", "%s of %s cannot be read (%s): restore the data folder from a copy; other messages are served", bad.What(), x.partition(bad.Partition), bad.Why())
 	case errors.As(err, &damaged) && damaged.Newer != nil:
 		return refuse("NEWER_FORMAT", "", "%s stopped: %s; the other partitions go on", x.partition(damaged.Partition), damaged.Why)
 	case errors.As(err, &damaged):

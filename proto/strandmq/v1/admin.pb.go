@@ -2466,7 +2466,9 @@ type Stall struct {
 	// DEFERRED_KEY_LIMIT (an alarm), CIRCUIT_OPEN, IN_FLIGHT_LIMIT, PAUSED,
 	// NO_MEMBER, HOLD_ALARM and HOLD_LIMIT (a group that holds is near or at its
 	// limit), DEAD_DAMAGED (a dead letter that cannot be read stops retention),
-	// PARTITION_DAMAGED and NEWER_FORMAT (which have no counts).
+	// PARTITION_DAMAGED (the group stands before messages that cannot be read, or
+	// the partition stopped, which then has no counts) and NEWER_FORMAT (no
+	// counts).
 	Reason string `protobuf:"bytes,1,opt,name=reason,proto3" json:"reason,omitempty"`
 	// The key at fault, when it is one; as text where it is valid UTF-8, quoted
 	// otherwise.

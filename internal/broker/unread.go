@@ -1,0 +1,21 @@
+package broker
+
+import (
+	"fmt"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/partition"
+)
+
+// standsBefore says before what a group stands that cannot be read, and how it
+// goes on.
+func (b *Broker) standsBefore(id consumer.GroupID, bad *partition.ErrUnreadable) string {
+	what := fmt.Sprintf("%s of %s cannot be read (%s), and the group stands there: restore the data folder from a copy, or go on behind", bad.What(), b.partitionName(bad.Partition), bad.Why())
+	m := b.coord.View()
+	at, known := m.Place(bad.Partition)
+	if g, ok := m.GroupByID(coordinator.GroupID(id)); ok && known {
+		what += fmt.Sprintf(" with 'strandmq group reset %s %s --partition %d --to %d'", at.Topic.Name, g.Name, at.Number, bad.End())
+	}
+	return what + "; when retention has passed it, it goes on by itself; other groups and publishers are not concerned"
+}
