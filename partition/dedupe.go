@@ -107,7 +107,7 @@ func (d *dedupe) decide(p *pending, rows *rowBuf) error {
 	if prod == nil || from == n {
 		return nil
 	}
-	r := run{first: first + uint64(from), base: p.base, count: uint16(n - from)}
+	r := run{first: first + uint64(from), base: p.base, count: uint16(n - from), in: p.bucket}
 	for _, v := range p.odd[repeats:] {
 		v.record -= uint16(from)
 		r.odd = append(r.odd, v)
@@ -141,7 +141,7 @@ func (d *dedupe) repeats(p *pending, name []byte, prod *producer, first uint64, 
 			}
 			if !ok {
 				r = run{}
-				p.judge(i, fateExpired, 0)
+				p.judge(i, fateForgotten, 0)
 				continue
 			}
 		}
@@ -310,7 +310,7 @@ func (d *dedupe) producer(p *pending, name []byte) (*producer, error) {
 // run returns the run that holds a sequence; false when it is no longer kept.
 func (d *dedupe) run(p *pending, name []byte, prod *producer, seq uint64) (r run, ok bool, err error) {
 	for _, r := range prod.fresh {
-		if seq >= r.first && seq-r.first < uint64(r.count) {
+		if seq >= r.first && seq-r.first < uint64(r.count) && p.buckets.live(r.in) {
 			return r, true, nil
 		}
 	}

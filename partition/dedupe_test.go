@@ -84,8 +84,11 @@ func (m *naive) publish(meta record.Meta, recs []record.Record) []Stored {
 		if meta.ProducerID != "" && seq < next {
 			was := m.seqs[meta.ProducerID][seq]
 			switch in, known := m.inSeq[seqName(meta.ProducerID, seq)]; {
-			case !known || in < m.begins[0] || was.Err == nil && was.Offset < m.start:
-				out[i].Err = &ErrExpired{Start: m.start}
+			case !known || in < m.begins[0]:
+				out[i].Err = &ErrSequenceExpired{}
+			case was.Err == nil && was.Offset < m.start: // it was stored, whatever became of it
+				out[i] = Stored{Offset: was.Offset, Duplicate: true}
+				m.dups++
 			case was.Err != nil:
 				out[i] = was
 			case !same(m.log[was.Offset], r):
@@ -129,6 +132,7 @@ func errorOf(err error) string {
 	var gap *ErrSequenceGap
 	var seq *ErrSequenceReused
 	var gone *ErrExpired
+	var old *ErrSequenceExpired
 	switch {
 	case err == nil:
 		return ""
@@ -138,6 +142,8 @@ func errorOf(err error) string {
 		return fmt.Sprintf("gap, %d is next", gap.Expected)
 	case errors.As(err, &seq):
 		return fmt.Sprintf("sequence reused, first at %d", seq.Offset)
+	case errors.As(err, &old):
+		return "sequence expired"
 	case errors.As(err, &gone):
 		return fmt.Sprintf("expired, from %d on is kept", gone.Start)
 	}

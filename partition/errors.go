@@ -210,6 +210,19 @@ func (e *ErrSequenceGap) Error() string {
 		e.Producer, e.Got, e.Partition, e.Expected)
 }
 
+// ErrSequenceExpired tells that a message was not stored, because its producer
+// used its sequence long before: where that message stood is known no more.
+type ErrSequenceExpired struct {
+	Partition PartitionID
+	Producer  string
+	Sequence  uint64
+}
+
+func (e *ErrSequenceExpired) Error() string {
+	return fmt.Sprintf("producer %q used sequence %d before in %v: that message was stored, and retention has removed it: go on with the next one",
+		e.Producer, e.Sequence, e.Partition)
+}
+
 // ErrSequenceReused tells that a message was not stored, because another one
 // with the same producer sequence, but with another content, is stored at
 // Offset.

@@ -148,6 +148,7 @@ type run struct {
 	base  Offset
 	count uint16
 	odd   []verdict
+	in    Offset // the bucket of its row; not part of it, and known only until it is committed
 }
 
 // verdict is what became of one record that was not stored as a new message.
@@ -164,7 +165,8 @@ const (
 	fateIDReused       fate = 2 // another message with its id stands at offset
 	fateGap            fate = 3 // its producer left some out; offset is the sequence that is next
 	fateSequenceReused fate = 4 // another message of its sequence stands at offset
-	fateExpired        fate = 5 // a repeat of what is no longer kept
+	fateExpired        fate = 5 // a repeat of what stood at offset and is no longer kept
+	fateForgotten      fate = 6 // a repeat of what is no longer kept, nor where it stood
 )
 
 const verdictLen = 2 + 1 + 8

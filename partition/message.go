@@ -9,8 +9,9 @@ type Stored struct {
 	Offset    Offset
 	Duplicate bool
 	// Err tells why the record was not stored: *ErrIDReused, *ErrSequenceGap,
-	// *ErrSequenceReused, or *ErrExpired for a repeat whose first copy is no
-	// longer kept. Nil: stored, on disk.
+	// *ErrSequenceReused, or *ErrSequenceExpired for a repeat of which nothing is
+	// known but that it is one. Nil: stored, on disk; a duplicate of a producer
+	// may have been removed by retention since.
 	Err error
 }
 

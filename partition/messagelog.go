@@ -49,7 +49,6 @@ type outcome struct {
 	base     Offset
 	records  int
 	odd      []verdict
-	start    Offset
 	producer string
 	first    uint64
 }
@@ -65,13 +64,13 @@ func (l *messageLog) apply(index Index, at int, b record.Batch) (outcome, error)
 		}
 		l.state.buckets = p.buckets
 	}
-	out := outcome{base: p.base, records: b.Len(), odd: p.odd, start: p.start}
+	out := outcome{base: p.base, records: b.Len(), odd: p.odd}
 	s := stored{batch: b, row: indexRow{
 		base: p.base, index: index, at: uint32(at), size: uint32(len(b.Bytes())), records: uint16(b.Len()), stored: uint16(b.Len() - len(p.odd)),
 	}}
 	for _, v := range p.odd {
 		s.row.suppressed = append(s.row.suppressed, v.record)
-		if v.what == fateDuplicate {
+		if v.what == fateDuplicate || v.what == fateExpired {
 			l.state.duplicates++
 		}
 	}
@@ -240,7 +239,8 @@ func (o *outcome) stored(id PartitionID, b record.Batch) []Stored {
 		v := odd[0]
 		odd = odd[1:]
 		switch v.what {
-		case fateDuplicate:
+		case fateDuplicate, fateExpired:
+			// It was stored, whether it is still kept or not.
 			out[i] = Stored{Offset: v.offset, Duplicate: true}
 		case fateIDReused:
 			if walked < 0 {
@@ -255,8 +255,8 @@ func (o *outcome) stored(id PartitionID, b record.Batch) []Stored {
 			out[i].Err = &ErrSequenceGap{Partition: id, Producer: o.producer, Got: o.first + uint64(i), Expected: uint64(v.offset)}
 		case fateSequenceReused:
 			out[i].Err = &ErrSequenceReused{Partition: id, Producer: o.producer, Sequence: o.first + uint64(i), Offset: v.offset}
-		case fateExpired:
-			out[i].Err = &ErrExpired{Partition: id, Start: o.start}
+		case fateForgotten:
+			out[i].Err = &ErrSequenceExpired{Partition: id, Producer: o.producer, Sequence: o.first + uint64(i)}
 		default:
 			out[i].Err = fmt.Errorf("partition %v: unknown fate %d of a record", id, v.what)
 		}

@@ -190,7 +190,7 @@ func TestTrimRemoves(t *testing.T) {
 	if s := n.publish(1, one(20))[0]; s != (Stored{Offset: 21}) {
 		t.Fatalf("the producer's next: %+v", s)
 	}
-	if s := n.publish(1, one(2))[0]; !errors.As(s.Err, new(*ErrExpired)) {
+	if s := n.publish(1, one(2))[0]; !errors.As(s.Err, new(*ErrSequenceExpired)) {
 		t.Fatalf("a repeat of what is gone: %+v", s)
 	}
 	// All of it.

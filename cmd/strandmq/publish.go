@@ -40,7 +40,8 @@ key are stored in the order of the lines. Without it, messages have no key and
 no order. The command ends when every message is on the broker's disk.
 
 Nothing is stored twice. Each message has an id, and the broker stores an id of a
-topic and key once. So if the command is cut off, or a line is bad, run it again:
+topic and key once, for as long as it keeps the message: on a work queue, until
+about a second after the last group settled it. So if the command is cut off, or a line is bad, run it again:
 lines that are stored already are counted as duplicates. Ids come from --id-field,
 or are derived from the first line of the input, the line's number, and the line
 itself. So a line that was changed in its place is a new message, and the others

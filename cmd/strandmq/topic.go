@@ -87,7 +87,11 @@ func (a *app) topicCreate() *cobra.Command {
 		Use:   "create TOPIC",
 		Short: "Create a topic",
 		Long: `Creates a topic and ends when its partitions take messages. Creating it again
-with the same settings succeeds.`,
+with the same settings succeeds.
+
+A work queue (--work-queue) removes a message when every group has settled it. The
+broker knows a message's id until then, about a second after the last settlement:
+an id that is published again later is a new message.`,
 		Example: `  strandmq topic create orders
   strandmq topic create orders --partitions 16 --retention 30d --max-body 64KiB
   strandmq topic create jobs --work-queue --retention-bytes 10GiB`,

@@ -64,6 +64,7 @@ var table = []row{
 	{"GROUP_EXISTS", "already_exists", "There is a group of that name with another policy.", "Use AlterGroup, or another name."},
 	{"ID_REUSED", "already_exists", "The message id is taken, within its topic and key, by a message with another body.", "Give every message an id of its own."},
 	{"SEQUENCE_REUSED", "already_exists", "A producer used the sequence number before, for another message.", "Begin with a new producer id."},
+	{"SEQUENCE_EXPIRED", "already_exists", "A producer sent a sequence number again whose message was stored so long ago that where it stood is not known any more.", "It was stored: go on with the next message."},
 	{"SEQUENCE_GAP", "failed_precondition", "A producer's sequence skipped numbers.", "Send the missing messages first; the message says which number is expected."},
 	{"STALE_ROUTE", "failed_precondition", "A record batch was made for a partition that does not own the hashes of its keys: the topic's routing table changed, or the topic was made anew. Nothing of it was stored.", "The present table is with the answer: make the batch again by it."},
 	{"STALE_DELIVERY", "failed_precondition", "The token is not that of the message's current delivery: it lapsed, was settled otherwise, or the group was reset.", "Drop the work. Nothing was changed; the message is someone else's, or settled."},

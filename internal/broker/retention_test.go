@@ -432,3 +432,43 @@ func TestRetentionOverDamagedDeadLetter(t *testing.T) {
 		return a.part(t, "t").GetStartOffset() == 4 && len(a.describe(t, "t", "g").GetPartitions()[0].GetStalls()) == 0
 	})
 }
+
+// On a work queue a message is removed when it is handled. Its producer may still
+// not know that it was stored: the repeat gets the first receipt, and stores nothing.
+func TestRepeatOfAHandledMessage(t *testing.T) {
+	b := start(t, t.TempDir(), often)
+	a := newAPI(t, b.URL())
+	a.topicOf(t, "t", &strandmqv1.TopicConfig{Kind: strandmqv1.TopicKind_TOPIC_KIND_WORK_QUEUE})
+	a.group(t, "t", "g", nil)
+	send := func(first uint64, bodies ...string) []*strandmqv1.PublishResult {
+		t.Helper()
+		req := &strandmqv1.PublishRequest{Topic: "t", ProducerId: "p", FirstSequence: first}
+		for _, body := range bodies {
+			req.Messages = append(req.Messages, msg("k", body))
+		}
+		res, err := a.publish.Publish(ctx(t), req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return res.GetResults()
+	}
+	first := send(1, "1", "2", "3")
+	for range first {
+		a.done(t, "t", "g", a.receive(t, "t", "g", "m", 1)[0], ack, "")
+	}
+	until(t, "what was handled is removed", func() bool { return a.part(t, "t").GetStartOffset() == 3 })
+	for i, r := range send(2, "2", "3", "4") {
+		if i < 2 {
+			if got, was := r.GetReceipt(), first[1+i].GetReceipt(); got.GetOffset() != was.GetOffset() || !got.GetDuplicate() {
+				t.Errorf("repeat of sequence %d: %v, first %v", 2+i, r, was)
+			}
+			continue
+		}
+		if got := r.GetReceipt(); got.GetOffset() != 3 || got.GetDuplicate() {
+			t.Errorf("the next one: %v", r)
+		}
+	}
+	if ds := a.receive(t, "t", "g", "m", 10); len(ds) != 1 || ds[0].GetOffset() != 3 {
+		t.Errorf("delivered after the repeat: %v", ds)
+	}
+}

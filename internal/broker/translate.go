@@ -167,6 +167,7 @@ func (x explainer) partitionError(err error) *refusal {
 		id        *partition.ErrIDReused
 		gap       *partition.ErrSequenceGap
 		reused    *partition.ErrSequenceReused
+		old       *partition.ErrSequenceExpired
 	)
 	passes := func(reason string, after time.Duration, format string, args ...any) *refusal {
 		return &refusal{reason: reason, retryAfter: after, text: fmt.Sprintf(format, args...)}
@@ -197,6 +198,9 @@ func (x explainer) partitionError(err error) *refusal {
 		return refuse("UNKNOWN_MESSAGE", "", "%s has no offset %d yet: it ends at %d", x.partition(notStored.Partition), notStored.Offset, notStored.End)
 	case errors.As(err, &id):
 		return refuse("ID_REUSED", "id", "message id %s is taken: %s holds another message with this id and key at offset %d: use a new id", plain.Quote(id.ID), x.partition(id.Partition), id.Offset)
+	case errors.As(err, &old):
+		return refuse("SEQUENCE_EXPIRED", "", "producer %s used sequence %d before: that message was stored in %s, and retention has removed it since: go on with the next one",
+			plain.Quote(old.Producer), old.Sequence+1, x.partition(old.Partition))
 	// Callers count a producer's messages from 1, the log from 0.
 	case errors.As(err, &gap):
 		return refuse("SEQUENCE_GAP", "first_sequence", "producer %s sends sequence %d where %d is next: send from there on, or begin with a new producer id", plain.Quote(gap.Producer), gap.Got+1, gap.Expected+1)

@@ -30,7 +30,7 @@ func TestRefusalsNameTheTopicsPartitions(t *testing.T) {
 	list := []error{
 		&partition.ErrUnknownPartition{}, &partition.ErrFull{}, &partition.ErrDiskStuck{}, &partition.ErrNotLeader{}, &partition.ErrOutcomeUnknown{},
 		&partition.ErrNotStored{}, &partition.ErrDamaged{}, &partition.ErrUnreadable{}, &partition.ErrExpired{}, &partition.ErrIDReused{},
-		&partition.ErrSequenceGap{}, &partition.ErrSequenceReused{},
+		&partition.ErrSequenceGap{}, &partition.ErrSequenceReused{}, &partition.ErrSequenceExpired{},
 		&consumer.ErrUnknownGroup{}, &consumer.ErrNotDead{}, &consumer.ErrReplayLimit{}, &consumer.ErrReplaying{},
 	}
 	have := map[string]bool{}

@@ -760,7 +760,8 @@ type Receipt struct {
 	// The message's offset in the partition, from 0, without gaps.
 	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	// The message had been stored before: partition and offset are the first
-	// copy's, and nothing was added.
+	// copy's, and nothing was added. Of a producer's sequence it may be that
+	// retention has removed that copy since.
 	Duplicate     bool `protobuf:"varint,3,opt,name=duplicate,proto3" json:"duplicate,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
