@@ -205,21 +205,7 @@ func newest(hs []handedOut) []handedOut {
 // ask puts the call's demand to every partition and waits: for a first
 // hand-out, or until the time is up, or without a time until all was tried.
 func (s *Shell) ask(ctx context.Context, c *call, req ReceiveRequest, tag, number uint64, late <-chan time.Time) error {
-	var failed error
-	for _, sh := range req.Shares {
-		if sh.HeldOnly {
-			continue
-		}
-		d := demand{
-			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag, Call: number,
-			Share: sh.Share, Shares: sh.Shares, Taker: c, Tried: c.tried,
-		}
-		c.post()
-		if err := s.host.Post(sh.Partition, d); err != nil {
-			c.unpost()
-			failed = err
-		}
-	}
+	failed := s.put(c, req, tag, number)
 	for {
 		over, err := c.over(late == nil)
 		if err != nil {
@@ -246,6 +232,26 @@ func (s *Shell) ask(ctx context.Context, c *call, req ReceiveRequest, tag, numbe
 		return failed
 	}
 	return nil
+}
+
+// put puts the call's demand to every partition. An error is of one that did not
+// take it.
+func (s *Shell) put(c *call, req ReceiveRequest, tag, number uint64) (failed error) {
+	for _, sh := range req.Shares {
+		if sh.HeldOnly {
+			continue
+		}
+		d := demand{
+			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag, Call: number,
+			Share: sh.Share, Shares: sh.Shares, Taker: c, Tried: c.tried,
+		}
+		c.post()
+		if err := s.host.Post(sh.Partition, d); err != nil {
+			c.unpost()
+			failed = err
+		}
+	}
+	return failed
 }
 
 // drain waits for what was proposed for a call before it was over, so that

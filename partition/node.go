@@ -39,6 +39,13 @@ type Write struct{ w *write }
 // the writes before it.
 func (w *Write) Synced() bool { return w.w.pending != nil }
 
+// Reached waits until the disk was given all of it, whatever Durable will say.
+func (w *Write) Reached() {
+	if w.w.pending != nil {
+		w.w.pending.Reached()
+	}
+}
+
 // OpenNode restores what cfg.Store holds, like Open. Partitions with this node as
 // their only voter lead after the next steps. Give a Seed.
 func OpenNode(cfg Config) (*Node, error) {

@@ -14,7 +14,7 @@ import (
 // power cut loses exactly what it should, to the byte, and the same each time.
 //
 //	Pebble ─ Write ─► cached │ ─ settle(mark) ─► MemFS ─ CrashClone ─► next boot
-//	         Sync ──► counted │
+//	         Sync ──► nothing │
 //
 // Tables and the MANIFEST are written in Pebble's background, at times that nobody
 // chose; they go straight through. What a store holds does not depend on them.
@@ -23,7 +23,6 @@ type disk struct {
 	mem    *vfs.MemFS
 
 	mu      sync.Mutex
-	called  *sync.Cond
 	through bool     // log files are not kept back: the store is being opened or closed
 	dead    bool     // the power is off: nothing is written any more
 	current *logFile // the newest log
@@ -35,15 +34,12 @@ type disk struct {
 type mark struct {
 	file *logFile
 	to   int64
-	sync int
 }
 
 var errDisk = errors.New("input/output error (simulated)")
 
 func newDisk(mem *vfs.MemFS) *disk {
-	d := &disk{FS: mem, mem: mem, through: true}
-	d.called = sync.NewCond(&d.mu)
-	return d
+	return &disk{FS: mem, mem: mem, through: true}
 }
 
 // Create implements vfs.FS.
@@ -76,22 +72,12 @@ func (d *disk) hold() {
 	d.mu.Unlock()
 }
 
-// place is where the newest log stands, before something is written.
-func (d *disk) place() mark {
+// written is up to where the newest log was written. Those before it are durable: the
+// store closed them.
+func (d *disk) written() mark {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return mark{file: d.current, to: d.current.written, sync: d.current.syncs}
-}
-
-// written waits until all that was to be synced since a place has reached the cache,
-// and tells up to where that is.
-func (d *disk) written(since mark) mark {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	for d.current.syncs == 0 || d.current == since.file && d.current.syncs == since.sync {
-		d.called.Wait()
-	}
-	return mark{file: d.current, to: d.current.written}
+	return mark{d.current, d.current.written}
 }
 
 // settle makes durable what was written up to a mark.
@@ -112,7 +98,7 @@ func (d *disk) fail() {
 func (d *disk) kept() mark {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return mark{file: d.current, to: d.current.durable}
+	return mark{d.current, d.current.durable}
 }
 
 // cut is a power cut: what is durable is kept, and of the newest log what goes up
@@ -124,6 +110,8 @@ func (d *disk) cut(upTo mark) (*vfs.MemFS, error) {
 	if upTo.file == d.current {
 		err = upTo.file.settle(upTo.to)
 	}
+	// MemFS copies all of a file to sync it, so that is done once.
+	err = errors.Join(err, d.current.File.Sync())
 	d.dead = true
 	return d.mem.CrashClone(vfs.CrashCloneCfg{}), err
 }
@@ -136,7 +124,6 @@ type logFile struct {
 	cached  []byte
 	durable int64
 	written int64
-	syncs   int
 }
 
 func (f *logFile) Write(p []byte) (int, error) {
@@ -153,7 +140,8 @@ func (f *logFile) Write(p []byte) (int, error) {
 	return len(p), nil
 }
 
-// settle writes through up to a place, and syncs.
+// settle writes through up to a place. What is written through counts as synced: cut
+// and Close see to it.
 func (f *logFile) settle(to int64) error {
 	if to <= f.durable || f.d.dead {
 		return nil
@@ -164,14 +152,15 @@ func (f *logFile) settle(to int64) error {
 	}
 	f.cached = f.cached[n:]
 	f.durable = to
-	return f.File.Sync()
+	return nil
 }
 
 func (f *logFile) Sync() error {
 	f.d.mu.Lock()
 	defer f.d.mu.Unlock()
-	f.syncs++
-	f.d.called.Broadcast()
+	if f.d.through {
+		return f.File.Sync()
+	}
 	if err := f.d.failing; err != nil && !f.d.dead {
 		f.d.failing = nil
 		return err
@@ -187,6 +176,9 @@ func (f *logFile) SyncTo(int64) (bool, error) { return true, f.Sync() }
 func (f *logFile) Close() error {
 	f.d.mu.Lock()
 	err := f.settle(f.written)
+	if !f.d.dead {
+		err = errors.Join(err, f.File.Sync())
+	}
 	f.d.mu.Unlock()
 	return errors.Join(err, f.File.Close())
 }

@@ -31,7 +31,7 @@
 // Pebble's tables and manifest are written by its own goroutines, in real time; what
 // the store holds does not depend on when, and so neither does a history. The host's
 // loop is node.go's: what partition.Host does in goroutines is not run here, nor is
-// the API, the metadata log, and members' unary Receive.
+// the API, the metadata log, and the waiting of a unary Receive.
 //
 // Snapshots and changes of voters do not exist yet, so a log of several voters is
 // never cut at its front.

@@ -23,6 +23,7 @@ type member struct {
 	links []*link
 	down  time.Duration // crashed until then
 	good  bool          // settles everything in time
+	asks  bool          // has no streams: it asks, settles, and asks again
 }
 
 // link is a session of a member.
@@ -33,7 +34,9 @@ type link struct {
 	node    *node
 	boot    int
 	st      *consumer.Stream
-	told    time.Duration // when it last told its shares
+	told    time.Duration    // when it last told its shares
+	ask     *consumer.Asking // of a member that asks again and again
+	until   time.Duration    // when it gives up
 }
 
 func (m *member) heal()          { m.good, m.slow, m.down = true, false, 0 }
@@ -62,7 +65,10 @@ func (l *link) drop() {
 	if l.st != nil && l.alive() {
 		l.st.SetShares(nil)
 	}
-	l.st = nil
+	if l.ask != nil {
+		l.ask.End()
+	}
+	l.st, l.ask = nil, nil
 }
 
 func (l *link) alive() bool { return l.node != nil && l.node.up && l.node.boot == l.boot }
@@ -81,7 +87,16 @@ func (l *link) turn() {
 			l.drop()
 			return
 		}
-		l.st.SetShares(l.shares())
+		if !l.m.asks {
+			l.st.SetShares(l.shares())
+		}
+	}
+	if l.m.r.IntN(40) == 0 || l.m.asks && l.m.r.IntN(4) == 0 {
+		l.askAgain()
+	}
+	if l.m.asks {
+		l.receive()
+		return
 	}
 	for {
 		hs, err := l.st.Poll()
@@ -101,8 +116,54 @@ func (l *link) turn() {
 			l.take(&hs[i])
 		}
 	}
-	if l.m.r.IntN(40) == 0 {
-		l.askAgain()
+}
+
+// receive is what a member does that has no stream: a call is under way, or the next
+// one begins.
+func (l *link) receive() {
+	if l.ask == nil {
+		req := consumer.ReceiveRequest{
+			Group: l.m.group, Member: l.m.name, Session: l.session, Shares: l.shares(), Max: 1 + l.m.r.IntN(6), MaxBytes: 10 << l.m.r.IntN(8),
+			Wait: time.Duration(l.m.r.IntN(2)) * time.Second,
+		}
+		a, err := l.node.shell.Ask(req)
+		if err != nil {
+			l.s().fault("%s: %v", l.m.name, err)
+			return
+		}
+		l.ask, l.until = a, l.s().now+l.s().between(l.m.r, 10*time.Millisecond, 3*time.Second)
+	}
+	if l.s().now > l.until {
+		l.ask.End()
+	}
+	ds, over, err := l.ask.Poll()
+	if !over {
+		return
+	}
+	l.ask = nil
+	var ended *consumer.ErrSessionEnded
+	var gone *consumer.ErrUnknownGroup
+	if err != nil {
+		if !errors.As(err, &ended) && !errors.As(err, &gone) && !retriable(err) {
+			l.s().fault("%s: its call ends: %v", l.m.name, err)
+		}
+		l.drop()
+		return
+	}
+	if l.s().now < l.until && l.m.r.IntN(10) == 0 {
+		return // the answer is lost: it is found by asking what is held
+	}
+	for _, d := range ds {
+		l.given(d)
+	}
+}
+
+// given takes one delivery of a call.
+func (l *link) given(d consumer.Delivery) {
+	g := l.s().judge.group(d.Partition, l.m.group)
+	_, before := g.outs[d.Fence]
+	if o := g.delivered(l.m.name, l.session, d); o != nil && !before {
+		l.work(g, o, 0, true)
 	}
 }
 
@@ -128,8 +189,10 @@ func (l *link) open() {
 		return
 	}
 	l.node, l.boot, l.st, l.told = n, n.boot, st, l.s().now
-	st.SetShares(l.shares())
-	st.AddCredit(1 + l.m.r.IntN(8))
+	if !l.m.asks {
+		st.SetShares(l.shares())
+		st.AddCredit(1 + l.m.r.IntN(8))
+	}
 	for _, p := range l.parts {
 		l.endBefore(p, l.session)
 	}
@@ -211,7 +274,7 @@ func (l *link) work(g *groupBook, o *out, number uint64, first bool) {
 		if m.s.now < m.down || session != l.session && m.r.IntN(2) == 0 {
 			return // it is gone; or it is not, and comes too late
 		}
-		l.settle(g, o, st, number, a, m.r.IntN(2) == 0)
+		l.settle(g, o, st, number, a, m.asks || m.r.IntN(2) == 0)
 		if a == consumer.Extend {
 			l.work(g, o, number, false)
 		}
@@ -298,7 +361,9 @@ func (l *link) askAgain() {
 					g.fault("P8: what %s holds does not read: %v", l.m.name, err)
 				}
 				for _, d := range ds {
-					if was := g.outs[d.Fence]; was != nil {
+					if l.m.asks {
+						l.given(d)
+					} else if was := g.outs[d.Fence]; was != nil {
 						g.delivered(l.m.name, session, d)
 					}
 				}
@@ -361,7 +426,7 @@ func (s *Sim) clientele() {
 	for i := range s.plan.groups {
 		for k := range s.plan.members {
 			r := source(s.plan.seed, fmt.Sprintf("member %d of %d", k, i))
-			m := &member{s: s, r: r, name: fmt.Sprintf("m%d", k), group: consumer.GroupID(i + 1), slow: r.IntN(4) == 0}
+			m := &member{s: s, r: r, name: fmt.Sprintf("m%d", k), group: consumer.GroupID(i + 1), slow: r.IntN(4) == 0, asks: r.IntN(3) == 0}
 			if s.plan.nodes == 1 {
 				m.links = []*link{{m: m, parts: s.parts()}}
 			} else {

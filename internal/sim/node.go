@@ -153,7 +153,6 @@ func (n *node) step() {
 	if len(n.writes) >= 2 {
 		return // goes on when one of them is durable
 	}
-	before := n.disk.place()
 	w, err := n.core.Step(n.clock())
 	if err != nil {
 		n.broke(err)
@@ -163,7 +162,8 @@ func (n *node) step() {
 	if w != nil {
 		f := flight{w: w, at: n.s.now}
 		if w.Synced() {
-			f.mark = n.disk.written(before)
+			w.Reached()
+			f.mark = n.disk.written()
 			f.at += n.s.between(n.s.rand.disk, 300*time.Microsecond, 4*time.Millisecond) + n.stalls
 			n.s.count.writes++
 		}

@@ -394,6 +394,15 @@ func (p *Pending) Wait() error {
 	return nil
 }
 
+// Reached waits for the fsync like Wait, and tells nobody of it: the witness does not
+// hear, and an error is Wait's to give. It is for simulators, whose disk says later
+// what is durable. Wait must follow.
+func (p *Pending) Reached() {
+	if !p.done {
+		_ = p.b.SyncWait()
+	}
+}
+
 // Commit applies a batch, which readers see at once, and begins to sync it.
 // Concurrent commits share fsyncs. The batch must not be used any more.
 func (s *Store) Commit(b *Batch) (*Pending, error) {
