@@ -478,7 +478,8 @@ func (g *groupBook) settled(x *out, a consumer.Action, asked time.Duration, res 
 	}
 	for _, y := range g.of[o] {
 		if y.d.Fence > x.d.Fence && y.d.Token.Epoch == x.d.Token.Epoch && y.at < asked {
-			g.fault("P6: the token of hand-out %d of %d was taken, and hand-out %d was out by then", x.d.Fence, o, y.d.Fence)
+			g.fault("P6: the token of hand-out %d of %d was taken (%v, sent at %v), and hand-out %d was out by then (at %v, attempt %d, replayed %v)",
+				x.d.Fence, o, a, asked, y.d.Fence, y.at, y.d.Attempt, y.d.Replayed)
 		}
 	}
 	if !g.order {

@@ -39,7 +39,7 @@ func (o *operator) undone() string {
 	if o.state.Paused || o.paused {
 		o.pause(false)
 	}
-	if c.Dead+c.Parked > 0 && c.Replaying == 0 {
+	if c.Dead+c.Parked > 0 { // those that are replayed may wait for an earlier one that is not
 		o.act("replay", func(n *node) error {
 			_, _, err := n.shell.Replay(context.Background(), o.g.part, o.g.id, consumer.Selector{All: true})
 			return err
