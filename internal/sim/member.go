@@ -163,7 +163,7 @@ func (l *link) given(d consumer.Delivery) {
 	g := l.s().judge.group(d.Partition, l.m.group)
 	_, before := g.outs[d.Fence]
 	if o := g.delivered(l.m.name, l.session, d); o != nil && !before {
-		l.work(g, o, 0, true)
+		l.work(g, o, l.st, 0, true)
 	}
 }
 
@@ -236,12 +236,12 @@ func (l *link) take(h *consumer.Handed) {
 			d.Fence, d.Token.HandOut, d.Token.Ordinal, d.Attempt = d.Fence+1000, d.Token.HandOut+1000, d.Token.Ordinal+1, d.Attempt+1
 			g.delivered("m9", 1, d)
 		}
-		l.work(g, o, h.First+uint64(i), true)
+		l.work(g, o, l.st, h.First+uint64(i), true)
 	}
 }
 
-// work settles a delivery after a while.
-func (l *link) work(g *groupBook, o *out, number uint64, first bool) {
+// work settles a delivery after a while; the number is its stream's.
+func (l *link) work(g *groupBook, o *out, st *consumer.Stream, number uint64, first bool) {
 	m := l.m
 	most := l.s().plan.work
 	if m.slow && m.r.IntN(2) == 0 {
@@ -250,7 +250,7 @@ func (l *link) work(g *groupBook, o *out, number uint64, first bool) {
 	if m.good {
 		most = 2 * time.Millisecond
 	}
-	st, session := l.st, l.session
+	session := o.session
 	l.s().after(l.s().between(m.r, time.Millisecond, most), "work", func() {
 		a := consumer.Ack
 		switch k := m.r.IntN(100); {
@@ -276,7 +276,7 @@ func (l *link) work(g *groupBook, o *out, number uint64, first bool) {
 		}
 		l.settle(g, o, st, number, a, m.asks || m.r.IntN(2) == 0)
 		if a == consumer.Extend {
-			l.work(g, o, number, false)
+			l.work(g, o, st, number, false)
 		}
 	})
 }
