@@ -27,14 +27,15 @@ type drive struct {
 	pump     *pump
 	singles  []*single
 
-	start   time.Time
+	opened  time.Time
+	start   atomic.Int64 // of the load, from then on: what every time is counted from
 	begin   atomic.Int64 // of the figures, from the start
 	end     atomic.Int64
 	publish *latencies
 	unsent  uint64
 }
 
-func (d *drive) since() int64 { return int64(time.Since(d.start)) }
+func (d *drive) since() int64 { return int64(time.Since(d.opened)) - d.start.Load() }
 
 func (d *drive) inFigures(at int64) bool { return at >= d.begin.Load() && at < d.end.Load() }
 
@@ -140,7 +141,7 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 	publishing, stopPublishing := context.WithCancel(all)
 	defer stopPublishing()
 	defer context.AfterFunc(ctx, stopPublishing)()
-	d.start = time.Now()
+	d.opened = time.Now()
 	if err := d.open(ctx); err != nil {
 		return false, 0, err
 	}
@@ -173,7 +174,7 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 			return false, 0, err
 		}
 	}
-	d.start = time.Now()
+	d.start.Store(int64(time.Since(d.opened)))
 	d.begin.Store(int64(d.shape.Warmup))
 	d.end.Store(int64(d.shape.Warmup + d.shape.Time))
 	limit := d.shape.Warmup + d.shape.Time
@@ -206,9 +207,9 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 	published := make(chan struct{})
 	go func() { publishers.Wait(); close(published) }()
 	if d.shape.Backlog == 0 {
-		if wait(publishing, time.Until(d.start.Add(d.shape.Warmup)), nil) {
+		if wait(publishing, d.shape.Warmup-time.Duration(d.since()), nil) {
 			measure(true)
-			wait(publishing, time.Until(d.start.Add(limit)), nil)
+			wait(publishing, limit-time.Duration(d.since()), nil)
 			measure(false)
 			if d.shape.Rate > 0 { // what is due goes out, with some grace
 				wait(publishing, 2*grace, published)

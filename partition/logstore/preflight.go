@@ -1,6 +1,7 @@
 package logstore
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -302,25 +303,17 @@ func getRow(db *pebble.DB, key []byte) ([]byte, error) {
 }
 
 // partitionsOf finds the partitions in every namespace by leaping from one to
-// the next. Damage is an error only if it may hide a partition; those that were
-// found are returned with it.
+// the next. Damage in any of them may hide a partition that has rows there alone;
+// those that were found are returned with it.
 func partitionsOf(db *pebble.DB) ([]uint64, error) {
 	seen := make(map[uint64]bool)
 	var damage error
-	whole := false
 	for _, ns := range perPartition() {
 		err := partitionsIn(db, ns, seen)
-		switch {
-		case err == nil:
-			whole = whole || ns == nsBase || ns == nsHardState || ns == nsMeta
-		case isDamage(err):
-			damage = err
-		default:
+		if err != nil && !isDamage(err) {
 			return nil, err
 		}
-	}
-	if whole {
-		damage = nil
+		damage = cmp.Or(damage, err)
 	}
 	return slices.Sorted(maps.Keys(seen)), damage
 }
