@@ -353,8 +353,8 @@ func corrupt(t *testing.T, pic picture, state string, round, count int) {
 }
 
 // mayRefuse tells whether the store may refuse to open: what tells which files
-// there are and how far the store came is damaged, a log file, or a table with
-// rows of the store itself.
+// there are and how far the store came is damaged, a log file, a table with rows
+// of the store itself, or both what lists the partitions and a table.
 func mayRefuse(t *testing.T, good, bad image) bool {
 	t.Helper()
 	m := newManifestState()
@@ -374,16 +374,19 @@ func mayRefuse(t *testing.T, good, bad image) bool {
 			own[tableName(num)] = true
 		}
 	}
+	list, tables := false, false
 	for name := range good {
 		if is, ok := bad[name]; ok && slices.Equal(is, good[name]) {
 			continue
 		}
+		list = list || kind(name) == "PARTITIONS"
+		tables = tables || kind(name) == "sst"
 		switch k := kind(name); {
 		case k == "WITNESS", k == "MANIFEST", k == "log", k == "OPTIONS", strings.HasPrefix(k, "marker"), own[path.Base(name)]:
 			return true
 		}
 	}
-	return false
+	return list && tables
 }
 
 func isTyped(err error) bool {
