@@ -35,9 +35,10 @@ type Config struct {
 	// 64th of it, at least 4 MiB); 256 KiB to 1 GiB. Larger ones were slower;
 	// small ones rotate log files so often that fsync gets dearer.
 	MemTableBytes int64
-	// MinSyncInterval is the shortest time between two fsyncs of the log.
-	// It trades latency of single writes for fewer fsyncs. Default 500 µs,
-	// negative for none, at most 1 s.
+	// MinSyncInterval is the shortest time between two fsyncs of the log, at
+	// most 1 s. Default none: batches gather behind the fsync that is under way
+	// anyhow, and a timer below a millisecond rings a millisecond late on an
+	// idle machine, which a single publisher would wait for.
 	MinSyncInterval time.Duration
 	// WitnessInterval is how soon after a synced batch the witness knows of
 	// it. Damage to the newest log within that time cannot be told from a
@@ -123,9 +124,6 @@ func (c Config) withDefaults() Config {
 	}
 	if c.MemTableBytes == 0 {
 		c.MemTableBytes = c.fittingMemTable()
-	}
-	if c.MinSyncInterval == 0 {
-		c.MinSyncInterval = 500 * time.Microsecond
 	}
 	if c.WitnessInterval == 0 {
 		c.WitnessInterval = 50 * time.Millisecond
