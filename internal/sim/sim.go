@@ -7,7 +7,6 @@ import (
 	"hash/fnv"
 	"io"
 	"log/slog"
-	"math"
 	mrand "math/rand/v2"
 	"sort"
 	"strings"
@@ -317,5 +316,3 @@ func (s *Sim) leader(p partition.PartitionID) *node {
 	}
 	return best
 }
-
-const forever = time.Duration(math.MaxInt64)
