@@ -133,7 +133,7 @@ func TestAckHoles(t *testing.T) {
 	t.Logf("%d holes: published in %v, handled in %v; heap %.1f MiB with half of them, %.1f with all, %.1f after a restart",
 		holes, published.Round(time.Millisecond), consumed.Round(time.Millisecond), mib(before), mib(after), mib(restarted))
 	// A tenth, and a memory table of the store that is being filled.
-	if most := before + before/10 + 16<<20; after > most || restarted > most {
+	if most := before + before/10 + 16<<20; !raced && (after > most || restarted > most) {
 		t.Errorf("memory grew: %.1f MiB, then %.1f, and %.1f after a restart", mib(before), mib(after), mib(restarted))
 	}
 }
