@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"strings"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -55,7 +56,11 @@ func (w *twinWorld) judgeTrace(s MessageInGroup, o partition.Offset, last TraceE
 	case "in-flight":
 		ok = ends("handed-out", "extended") && last.Attempt == s.Attempts
 	case "backing-off":
-		ok = ends("nacked", "lapsed", "session-lost") && last.Attempt == s.Attempts
+		attempt := s.Attempts
+		if strings.Contains(last.Detail, "not charged") { // it failed while the circuit was open
+			attempt++
+		}
+		ok = ends("nacked", "lapsed", "session-lost") && last.Attempt == attempt
 	case "dead":
 		ok = ends("dead-lettered", "reset")
 	case "acked":
