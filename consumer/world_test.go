@@ -202,7 +202,7 @@ func (k memKept) Before(o partition.Offset) (n uint64, t partition.Millis, err e
 
 func (k memKept) Find(bytes uint64, t partition.Millis) (partition.Offset, error) {
 	for o := k.at.Start; o < k.at.End; o++ {
-		if n, at, _ := k.Before(o); n >= bytes && at >= t {
+		if n, at, _ := k.Before(o); n+uint64(k.p.sizes[o]) > bytes && at >= t {
 			return o, nil
 		}
 	}

@@ -71,7 +71,7 @@ const DefaultPartitions = 8
 // TopicConfig is a topic's settings, all filled in.
 type TopicConfig struct {
 	Retention      partition.Millis // messages are kept at least so long; 0: without limit
-	RetentionBytes int64            // bytes of messages that each partition keeps at most; 0: without limit
+	RetentionBytes int64            // bytes of messages that each partition keeps; older ones go; 0: without limit
 	MaxBody        int64            // the largest body in bytes
 	WorkQueue      bool             // what all groups settled is removed, too
 	RefuseAtHold   bool             // at a group's hold limit publishes are refused, and nothing is lost

@@ -52,9 +52,10 @@ func (h *Host) Trim(ctx context.Context, id PartitionID, t TrimTo) (Offset, erro
 }
 
 // TrimPoint finds what a limit of age and one of size make of a log: the first
-// message published at t or later, and the first one from which on at most so
-// many bytes are kept (0: any number); of the two the later one, and which it
-// was. It looks at a few rows, whatever the log's length.
+// message published at t or later, and the first one without whose batch less
+// than so many bytes would be kept (0: any number), so that of a log larger than
+// the limit at least the limit stays; of the two the later one, and which it was.
+// It looks at a few rows, whatever the log's length.
 func (h *Host) TrimPoint(id PartitionID, t Millis, bytes uint64) (Offset, TrimReason, error) {
 	_, pos, err := h.reader(id)
 	if err != nil {
@@ -73,7 +74,7 @@ func (h *Host) TrimPoint(id PartitionID, t Millis, bytes uint64) (Offset, TrimRe
 		return to, why, err
 	}
 	all := info.before + info.Bytes
-	bySize, err := h.search(id, func(row *indexRow) bool { return all-min(row.before(), all) <= bytes })
+	bySize, err := h.search(id, func(row *indexRow) bool { return all-min(row.bytes, all) < bytes })
 	if err != nil {
 		return 0, 0, err
 	}

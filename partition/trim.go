@@ -77,8 +77,9 @@ type Kept interface {
 	// Before is how many bytes of batches were ever stored before the batch that
 	// holds an offset, and when that one was published.
 	Before(o Offset) (bytes uint64, published Millis, err error)
-	// Find is the first message of a batch that has at least so many bytes of
-	// batches before it, and was published at t or later; the end, if none is.
+	// Find is the first message of the batch that holds the byte behind the first
+	// so many that were ever stored, or of the first later one that was published
+	// at t or later; the end, if none is. So what is behind those bytes is kept.
 	Find(bytes uint64, t Millis) (Offset, error)
 }
 
@@ -183,7 +184,7 @@ func (k kept) Before(o Offset) (uint64, Millis, error) {
 }
 
 func (k kept) Find(bytes uint64, t Millis) (Offset, error) {
-	return k.read.search(k.pos, func(row *indexRow) bool { return row.before() >= bytes && row.time >= t })
+	return k.read.search(k.pos, func(row *indexRow) bool { return row.bytes > bytes && row.time >= t })
 }
 
 // trim makes a later offset the first one kept.

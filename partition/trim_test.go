@@ -251,14 +251,16 @@ func TestTrimPoint(t *testing.T) {
 		{5000, 0, 10, ByAge},
 		{0, 100 * size, 2, 0},
 		{0, 8 * size, 2, 0},
-		{0, 8*size - 1, 3, BySize},
+		{0, 8*size - 1, 2, 0}, // the batch that lies across the limit stays
+		{0, 7*size + 1, 2, 0},
+		{0, 7 * size, 3, BySize},
 		{0, size, 9, BySize},
-		{0, 1, 10, BySize},
+		{0, 1, 9, BySize}, // never nothing
 		{1500, 2 * size, 8, BySize},
 		{1900, 2 * size, 9, ByAge},
 	} {
 		if to, why, err := n.TrimPoint(1, c.t, c.bytes); err != nil || to != c.to || why != c.why {
-			t.Errorf("from %d on at most %d bytes: %d, %v, %v; want %d, %v", c.t, c.bytes, to, why, err, c.to, c.why)
+			t.Errorf("from %d on at least %d bytes: %d, %v, %v; want %d, %v", c.t, c.bytes, to, why, err, c.to, c.why)
 		}
 	}
 }

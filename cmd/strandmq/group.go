@@ -68,7 +68,7 @@ func (p *policyFlags) flags(c *cobra.Command, defaults bool) {
 	f.Var(&p.breakerWindow, "breaker-window", "how far that looks back"+def("30s"))
 	f.BoolVar(&p.atMostOnce, "at-most-once", false, "the hand-out settles: nothing is retried")
 	f.StringVar(&p.retention, "retention", "", "expire: lose what the topic's limits remove, with a record; hold: keep it, up to the limits below"+def("expire"))
-	f.Var(&p.holdBytes, "hold-limit-bytes", "hold: the most of a partition that is kept beyond the topic's limits; 0: without limit"+def("1GiB"))
+	f.Var(&p.holdBytes, "hold-limit-bytes", "hold: how much of a partition is kept beyond the topic's limits, whole batches; 0: without limit"+def("1GiB"))
 	f.Var(&p.holdAge, "hold-limit-age", "hold: the oldest message that is kept; 0: of any age"+def("0"))
 	for _, name := range []string{
 		"hold-limit-bytes", "hold-limit-age", "ack-deadline", "max-hold", "max-attempts", "backoff", "backoff-max", "max-in-flight-member",
@@ -170,7 +170,7 @@ func retentionText(p *strandmqv1.GroupPolicy) string {
 	if p.GetRetention() != strandmqv1.GroupRetention_GROUP_RETENTION_HOLD {
 		return "expire"
 	}
-	text := "hold, " + limit(int64(p.GetHoldLimitBytes()), "at most "+quantity.FormatSize(int64(p.GetHoldLimitBytes()))+" a partition")
+	text := "hold, " + limit(int64(p.GetHoldLimitBytes()), quantity.FormatSize(int64(p.GetHoldLimitBytes()))+" a partition")
 	if ms := p.GetHoldLimitMs(); ms > 0 {
 		text += ", not older than " + quantity.FormatSpan(span(ms))
 	}

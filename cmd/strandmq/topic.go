@@ -42,7 +42,7 @@ func (s *topicSettings) flags(c *cobra.Command, defaults bool) {
 		return ""
 	}
 	c.Flags().Var(&s.retention, "retention", "keep messages at least this long (7d, 12h; 0: without limit"+def("7d")+")")
-	c.Flags().Var(&s.retentionBytes, "retention-bytes", "keep at most this much per partition (10GiB; 0: without limit"+def("0")+")")
+	c.Flags().Var(&s.retentionBytes, "retention-bytes", "keep this much per partition at least, and remove what is older; whole batches, a 16th at a time (10GiB; 0: without limit"+def("0")+")")
 	c.Flags().Var(&s.maxBody, "max-body", "the largest body (1MiB is the most"+def("1MiB")+")")
 	c.Flags().BoolVar(&s.workQueue, "work-queue", false, "remove what every group has settled, too; =false: keep it as long as retention says"+def("false"))
 	c.Flags().BoolVar(&s.refuse, "refuse-at-hold-limit", false, "refuse publishes while a group that holds is at its limit, instead of taking messages from it"+def("false"))

@@ -132,12 +132,15 @@ func (r *retention) pass(ctx context.Context, now partition.Millis) {
 type limits struct {
 	now    partition.Millis
 	before partition.Millis // older messages may go
-	bytes  uint64           // and those beyond so many bytes; 0: any number stays
+	bytes  uint64           // and those without which so many bytes stay; 0: any number stays
 }
 
+// maxBytesStep is the most bytes that wait to be cut off together.
+const maxBytesStep = 64 << 20
+
 // todo tells from what is in memory whether anything of a partition may have to
-// go. Time is cut in steps of a sixty-fourth, so that a slow topic is not trimmed
-// a message at a time; bytes go down by a sixteenth at once.
+// go. Neither limit is cut a message at a time: a limit of age is passed by a
+// sixty-fourth first, one of bytes by a sixteenth. What the limit says stays.
 func (r *retention) todo(t *coordinator.Topic, id partition.PartitionID, now partition.Millis) (limits, bool) {
 	info, err := r.b.host.Info(id)
 	if err != nil || info.Fault != "" || info.Position.Start == info.Position.End {
@@ -150,8 +153,9 @@ func (r *retention) todo(t *coordinator.Topic, id partition.PartitionID, now par
 		step := min(keep/64, 60*60*1000)
 		some = some || info.Oldest < l.before-step
 	}
-	if most := uint64(t.Config.RetentionBytes); most > 0 && info.Bytes > most {
-		l.bytes, some = max(most-most/16, 1), true
+	if least := uint64(t.Config.RetentionBytes); least > 0 {
+		l.bytes = least
+		some = some || info.Bytes > least+min(least/16, maxBytesStep)
 	}
 	return l, some
 }

@@ -250,8 +250,9 @@ type TopicConfig struct {
 	// How long messages are kept at least, in milliseconds from their publish, up
 	// to 100 years. 0: without limit. Default 7 days.
 	RetentionMs *int64 `protobuf:"varint,1,opt,name=retention_ms,json=retentionMs,proto3,oneof" json:"retention_ms,omitempty"`
-	// How many bytes of messages each partition keeps at most; beyond it the oldest
-	// go, down to 15/16 of it. 0: without limit (the default).
+	// How many bytes of messages each partition keeps at least, if it was given so
+	// many. When it has a sixteenth more (64 MiB at most), the oldest batches go
+	// without which so many bytes stay. 0: without limit (the default).
 	RetentionBytes *int64 `protobuf:"varint,2,opt,name=retention_bytes,json=retentionBytes,proto3,oneof" json:"retention_bytes,omitempty"`
 	// The largest body in bytes. Default and most 1 MiB.
 	MaxBodyBytes *int64 `protobuf:"varint,3,opt,name=max_body_bytes,json=maxBodyBytes,proto3,oneof" json:"max_body_bytes,omitempty"`
@@ -1137,8 +1138,9 @@ type GroupPolicy struct {
 	// What becomes of messages that the topic's limits no longer keep and the group
 	// has not settled.
 	Retention GroupRetention `protobuf:"varint,13,opt,name=retention,proto3,enum=strandmq.v1.GroupRetention" json:"retention,omitempty"`
-	// For hold: the most bytes of one partition that are kept for the group beyond
-	// the topic's limits. 0: without limit. Default 1 GiB.
+	// For hold: how many bytes of one partition are kept for the group beyond the
+	// topic's limits; the batch that lies across the limit is kept, too. 0: without
+	// limit. Default 1 GiB.
 	HoldLimitBytes *uint64 `protobuf:"varint,14,opt,name=hold_limit_bytes,json=holdLimitBytes,proto3,oneof" json:"hold_limit_bytes,omitempty"`
 	// For hold: the greatest age of a message that is kept for the group, in
 	// milliseconds. 0: without limit (the default).
