@@ -2,6 +2,7 @@ package partition
 
 import (
 	"fmt"
+	"math"
 	"strconv"
 )
 
@@ -22,6 +23,36 @@ type NodeID uint64
 
 // String prints the id as n1.
 func (n NodeID) String() string { return "n" + strconv.FormatUint(uint64(n), 10) }
+
+// ReplicaID names one replica of a partition for all time: the node that it is
+// on, and how many replicas the partition was given before it. A node that
+// loses a replica and gets the partition again has another replica then, so that
+// an old vote or a lost log cannot be taken for those of the new one. The ids of
+// Raft are these.
+//
+//	┌──────────────────┬──────────────┐
+//	│ incarnation (32) │ node id (32) │   incarnation 0: the plain node id
+//	└──────────────────┴──────────────┘
+type ReplicaID uint64
+
+// NewReplicaID puts an id together. The node's id has 32 bits.
+func NewReplicaID(n NodeID, incarnation uint32) ReplicaID {
+	return ReplicaID(uint64(incarnation)<<32 | uint64(n)&math.MaxUint32)
+}
+
+// Node is the node that the replica is on.
+func (r ReplicaID) Node() NodeID { return NodeID(r & math.MaxUint32) }
+
+// Incarnation tells the replicas of one partition on one node apart.
+func (r ReplicaID) Incarnation() uint32 { return uint32(r >> 32) }
+
+// String prints the id as n3, or n3.2 for incarnation 2.
+func (r ReplicaID) String() string {
+	if r.Incarnation() == 0 {
+		return r.Node().String()
+	}
+	return r.Node().String() + "." + strconv.FormatUint(uint64(r.Incarnation()), 10)
+}
 
 // Offset is a message's place in its partition: dense, from 0.
 type Offset uint64
