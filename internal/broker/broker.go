@@ -36,7 +36,8 @@ type Broker struct {
 	host      *partition.Host
 	coord     *coordinator.Coordinator
 	cluster   coordinator.Cluster
-	groups    *consumer.Shell
+	groups    *consumer.Shell // of this node's partitions
+	parts     partitions      // all, wherever they are led
 	publisher *router.Publisher
 	topics    topics
 	sessions  *sessions
@@ -176,12 +177,12 @@ func (b *Broker) open(ctx context.Context) error {
 	}
 	b.groups = consumer.NewShell(b.host, b.cluster.TokenSecret)
 	b.groups.Explain = b.standsBefore
-	b.publisher = router.NewPublisher(hostLog{b.host}, router.Config{Seed: uint64(time.Now().UnixNano())})
+	b.parts, b.retention = own{b}, newRetention(b)
+	b.publisher = router.NewPublisher(b.parts, router.Config{Seed: uint64(time.Now().UnixNano())})
 	if err := b.reconcile(ctx); err != nil {
 		return err
 	}
 	b.sessions, b.live = newSessions(), newLive()
-	b.retention = newRetention(b)
 	known := b.coord.View()
 	b.findHolders(ctx)
 	b.running.Go(func() { b.watchSessions(known) })

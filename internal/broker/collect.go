@@ -54,7 +54,7 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		}
 		var bytes, messages, faults float64
 		for _, p := range t.Partitions {
-			info, err := b.host.Info(p.ID)
+			info, err := b.parts.Info(ctx, p.ID)
 			if err != nil || info.Fault != "" {
 				faults++
 				continue
@@ -92,13 +92,12 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			counter("group_failed_attempts_total", "Attempts that failed since the group was created: nacks, lapses, lost sessions.", groupLabels, float64(c.GetRetried()), t.Name, g.Name)
 			counter("group_expired_total", "Messages that retention took before the group had settled them, since it was created.", groupLabels, float64(c.GetExpired()), t.Name, g.Name)
 			var held, part, copies, copied, open, opened float64
-			for i, s := range states {
+			for _, s := range states {
 				opened += float64(s.Circuit.Opened)
 				if s.Circuit.Open {
 					open++
 				}
-				x := b.retention.of(t.Partitions[i].ID, g.ID)
-				held, part = held+float64(x.bytes), max(part, x.part)
+				held, part = held+float64(s.held.bytes), max(part, s.held.part)
 				copies, copied = copies+float64(s.Kept.Copies), copied+float64(s.Kept.CopyBytes)
 			}
 			gauge("group_held_bytes", "Bytes that are kept for the group beyond the topic's limits.", groupLabels, held, t.Name, g.Name)

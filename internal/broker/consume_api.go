@@ -94,7 +94,7 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 		if !told[uint32(i)] {
 			return nil
 		}
-		err := a.b.groups.LeaveSession(ctx, id, gid, req.GetMember(), session)
+		err := a.b.parts.EndSession(ctx, id, gid, req.GetMember(), session+1, false)
 		if errors.As(err, new(*partition.ErrDamaged)) {
 			return nil // it stopped, and hands out nothing any more
 		}

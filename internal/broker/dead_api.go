@@ -58,7 +58,7 @@ func (a deadAPI) ListDeadLetters(ctx context.Context, req *strandmqv1.ListDeadLe
 		for {
 			// One more than fits tells whether there is a next page.
 			want := size - len(res.GetDeadLetters()) + 1
-			list, err := a.b.groups.DeadLetters(ctx, t.Partitions[at].ID, consumer.GroupID(g.ID), offset, min(want, 64))
+			list, err := a.b.parts.DeadLetters(ctx, t.Partitions[at].ID, consumer.GroupID(g.ID), offset, min(want, 64))
 			if err := r.without(at, err); err != nil {
 				return nil, err
 			}
@@ -95,7 +95,7 @@ func (a deadAPI) GetDeadLetter(ctx context.Context, req *strandmqv1.GetDeadLette
 			return nil, err
 		}
 	case *strandmqv1.DeadLetterSelector_Place:
-		p, err := a.b.message(t, which.Place, "which.place")
+		p, err := a.b.message(ctx, t, which.Place, "which.place")
 		if err != nil {
 			return nil, err
 		}
@@ -104,7 +104,7 @@ func (a deadAPI) GetDeadLetter(ctx context.Context, req *strandmqv1.GetDeadLette
 		return nil, refuse("BAD_VALUE", "which", "name one dead letter, by id or place")
 	}
 	for _, p := range where {
-		d, err := a.b.groups.DeadLetter(ctx, p.id, consumer.GroupID(g.ID), p.offset)
+		d, err := a.b.parts.DeadLetter(ctx, p.id, consumer.GroupID(g.ID), p.offset)
 		var not *consumer.ErrNotDead
 		if errors.As(err, &not) {
 			continue
@@ -129,7 +129,7 @@ func (a deadAPI) ReplayDeadLetters(ctx context.Context, req *strandmqv1.ReplayDe
 	}
 	var replayed, already atomic.Uint64
 	left, err := a.b.applyPicks(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
-		n, m, err := a.b.groups.Replay(ctx, id, consumer.GroupID(g.ID), sel)
+		n, m, err := a.b.parts.Replay(ctx, id, consumer.GroupID(g.ID), sel)
 		replayed.Add(uint64(n))
 		already.Add(uint64(m))
 		return n + m, err
@@ -155,7 +155,7 @@ func (a deadAPI) DiscardDeadLetters(ctx context.Context, req *strandmqv1.Discard
 	}
 	var discarded atomic.Uint64
 	left, err := a.b.applyPicks(ctx, t, g, picks, func(ctx context.Context, id partition.PartitionID, sel consumer.Selector) (int, error) {
-		n, err := a.b.groups.Discard(ctx, id, consumer.GroupID(g.ID), sel)
+		n, err := a.b.parts.Discard(ctx, id, consumer.GroupID(g.ID), sel)
 		discarded.Add(uint64(n))
 		return n, err
 	})

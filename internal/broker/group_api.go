@@ -28,7 +28,7 @@ func (a groupAPI) CreateGroup(ctx context.Context, req *strandmqv1.CreateGroupRe
 	}
 	// A group that is there does not start any more.
 	if _, _, err := a.b.group(req.GetTopic(), req.GetGroup()); err != nil && reasonOf(err) == "UNKNOWN_GROUP" {
-		if err := a.b.reachable(t, nil, req.GetStart(), "start"); err != nil {
+		if err := a.b.reachable(ctx, t, nil, req.GetStart(), "start"); err != nil {
 			return nil, err
 		}
 	}
@@ -95,7 +95,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 			out.LogIndex, out.Floor, out.Oldest, out.Scanned = new(uint64(s.Position.Index)), new(uint64(s.Floor)), new(uint64(s.Oldest)), new(uint64(s.Scanned))
 			out.End, out.Start, out.Counts, out.ResetEpoch = new(uint64(s.Position.End)), new(uint64(s.Start)), countsProto(s.Counts), new(s.Epoch)
 			out.Circuit = &strandmqv1.GroupCircuit{Open: s.Circuit.Open, Opened: s.Circuit.Opened, Until: timestampOrNil(int64(s.Circuit.Until))}
-			out.HeldBytes = new(a.b.retention.of(t.Partitions[i].ID, g.ID).bytes)
+			out.HeldBytes = new(s.held.bytes)
 			out.CopiedDead, out.CopiedDeadBytes = new(s.Kept.Copies), new(s.Kept.CopyBytes)
 		}
 		for _, l := range s.Kept.Losses {
@@ -104,7 +104,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 				From: timestampOrNil(int64(l.From)), Until: timestampOrNil(int64(l.Until)),
 			})
 		}
-		for _, st := range a.b.retention.stall(t.Partitions[i].ID, g.ID, s) {
+		for _, st := range s.Stalls {
 			line := &strandmqv1.Stall{
 				Reason: st.Reason, Offset: uint64(st.Offset), Until: timestampOrNil(int64(st.Until)),
 				Waiting: st.Waiting, Attempts: st.Attempts, Member: st.Member, Text: valid(st.Text),
@@ -186,7 +186,7 @@ func (a groupAPI) ResetGroup(ctx context.Context, req *strandmqv1.ResetGroupRequ
 		}
 	}
 	// Before anything moves: all partitions do, or none.
-	if err := a.b.reachable(t, req.Partition, req.GetTo(), "to"); err != nil {
+	if err := a.b.reachable(ctx, t, req.Partition, req.GetTo(), "to"); err != nil {
 		return nil, err
 	}
 	moved := make([]*strandmqv1.ResetPartition, len(t.Partitions))
@@ -196,18 +196,18 @@ func (a groupAPI) ResetGroup(ctx context.Context, req *strandmqv1.ResetGroupRequ
 		if req.Partition != nil && req.GetPartition() != uint32(i) {
 			return nil
 		}
-		to, err := a.b.resolve(id, req.GetTo())
+		to, err := a.b.resolve(ctx, id, req.GetTo())
 		if err != nil {
 			return err
 		}
 		var from partition.Offset
 		if req.GetDryRun() {
-			s, err := a.b.groups.Stats(ctx, id, gid)
+			s, err := a.b.parts.Stats(ctx, id, gid)
 			if err != nil {
 				return err
 			}
 			from = s.Oldest
-		} else if from, err = a.b.groups.Reset(ctx, id, gid, to); err != nil {
+		} else if from, err = a.b.parts.Reset(ctx, id, gid, to); err != nil {
 			return err
 		}
 		moved[i] = &strandmqv1.ResetPartition{Partition: uint32(i), From: uint64(from), To: uint64(to)}
@@ -284,7 +284,7 @@ func (a groupAPI) DeleteGroup(ctx context.Context, req *strandmqv1.DeleteGroupRe
 }
 
 // sum is nil when all that it would be of is left out.
-func sum(states []consumer.GroupState, r *leftOut) *strandmqv1.GroupCounts {
+func sum(states []groupState, r *leftOut) *strandmqv1.GroupCounts {
 	if len(r.out) == len(states) {
 		return nil
 	}

@@ -61,15 +61,15 @@ func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, []*
 
 // statesOfRest asks every partition for a group's state, as far as they go on.
 // One that stopped has a stall that says so and no counts, and is left out.
-func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]consumer.GroupState, *leftOut, error) {
-	out := make([]consumer.GroupState, len(t.Partitions))
+func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]groupState, *leftOut, error) {
+	out := make([]groupState, len(t.Partitions))
 	r := &leftOut{b: b}
 	err := r.each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) (err error) {
-		out[i], err = b.groups.Stats(ctx, id, consumer.GroupID(g.ID))
+		out[i], err = b.parts.Stats(ctx, id, consumer.GroupID(g.ID))
 		return err
 	})
 	for _, l := range r.out {
-		out[l.GetPartition()] = consumer.GroupState{Stalls: []consumer.Stall{{Reason: l.GetProblem().GetReason(), Text: l.GetProblem().GetMessage()}}}
+		out[l.GetPartition()].Stalls = []consumer.Stall{{Reason: l.GetProblem().GetReason(), Text: l.GetProblem().GetMessage()}}
 	}
 	return out, r, err
 }

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math"
@@ -40,7 +41,7 @@ func checkPosition(p *strandmqv1.StartPosition, field string) error {
 // reachable refuses an offset beyond the end of a partition: whoever gives a
 // number means a message, and a group that waited at the end instead would pass
 // over it. only is the one partition that matters; nil: all.
-func (b *Broker) reachable(t *topic, only *uint32, p *strandmqv1.StartPosition, field string) error {
+func (b *Broker) reachable(ctx context.Context, t *topic, only *uint32, p *strandmqv1.StartPosition, field string) error {
 	at, ok := p.GetAt().(*strandmqv1.StartPosition_Offset)
 	if !ok {
 		return nil
@@ -49,7 +50,7 @@ func (b *Broker) reachable(t *topic, only *uint32, p *strandmqv1.StartPosition, 
 		if only != nil && *only != uint32(i) {
 			continue
 		}
-		pos, err := b.host.Position(part.ID)
+		pos, err := b.parts.Position(ctx, part.ID)
 		if only == nil && errors.As(err, new(*partition.ErrDamaged)) {
 			continue // it is left out
 		}
@@ -65,7 +66,7 @@ func (b *Broker) reachable(t *topic, only *uint32, p *strandmqv1.StartPosition, 
 }
 
 // message finds the offset of the one message that a place names.
-func (b *Broker) message(t *topic, p *strandmqv1.MessagePlace, field string) (place, error) {
+func (b *Broker) message(ctx context.Context, t *topic, p *strandmqv1.MessagePlace, field string) (place, error) {
 	id, err := t.number(p.GetPartition())
 	if err != nil {
 		return place{}, err
@@ -84,7 +85,7 @@ func (b *Broker) message(t *topic, p *strandmqv1.MessagePlace, field string) (pl
 	if err := checkPosition(p.GetPosition(), field); err != nil {
 		return place{}, err
 	}
-	pos, err := b.host.Position(id)
+	pos, err := b.parts.Position(ctx, id)
 	if err != nil {
 		return place{}, err
 	}
@@ -107,7 +108,7 @@ func (b *Broker) message(t *topic, p *strandmqv1.MessagePlace, field string) (pl
 		}
 	case *strandmqv1.StartPosition_Time:
 		what = "published at " + at.Time.AsTime().Format(time.RFC3339Nano) + " or later"
-		if out.offset, err = b.resolve(id, p.GetPosition()); err != nil || out.offset < pos.End {
+		if out.offset, err = b.resolve(ctx, id, p.GetPosition()); err != nil || out.offset < pos.End {
 			return out, err
 		}
 	default:
@@ -124,8 +125,8 @@ func (b *Broker) message(t *topic, p *strandmqv1.MessagePlace, field string) (pl
 
 // resolve finds the offset that a position names in one partition. What lies
 // outside of what is kept is the nearest end.
-func (b *Broker) resolve(id partition.PartitionID, p *strandmqv1.StartPosition) (partition.Offset, error) {
-	at, err := b.host.Position(id)
+func (b *Broker) resolve(ctx context.Context, id partition.PartitionID, p *strandmqv1.StartPosition) (partition.Offset, error) {
+	at, err := b.parts.Position(ctx, id)
 	if err != nil {
 		return 0, err
 	}
@@ -140,7 +141,7 @@ func (b *Broker) resolve(id partition.PartitionID, p *strandmqv1.StartPosition) 
 			o = at.End - n
 		}
 	case *strandmqv1.StartPosition_Time:
-		if o, err = b.host.OffsetAt(id, partition.Millis(p.Time.AsTime().UnixMilli())); err != nil {
+		if o, err = b.parts.OffsetAt(ctx, id, partition.Millis(p.Time.AsTime().UnixMilli())); err != nil {
 			return 0, err
 		}
 	}

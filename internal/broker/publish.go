@@ -4,33 +4,9 @@ import (
 	"fmt"
 
 	"github.com/strandmq/strandmq/internal/record"
-	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"github.com/strandmq/strandmq/router"
 )
-
-// hostLog lets the router publish to the partitions of this node.
-type hostLog struct{ host *partition.Host }
-
-// PublishAsync implements router.Log.
-func (l hostLog) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
-	return l.host.PublishAsync(partition.PartitionID(id), batch, func(stored []partition.Stored, err error) {
-		if err != nil {
-			done(nil, err)
-			return
-		}
-		out := make([]router.Stored, len(stored))
-		for i, s := range stored {
-			out[i] = router.Stored{Offset: uint64(s.Offset), Duplicate: s.Duplicate, Err: s.Err}
-		}
-		done(out, nil)
-	})
-}
-
-// PublishBatch implements outlet.
-func (l hostLog) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
-	return l.host.PublishBatch(partition.PartitionID(id), b, done)
-}
 
 // A publication is one call's messages on their way: those that could be turned
 // into records go to the router, the others are refused in their places.

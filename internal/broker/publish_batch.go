@@ -40,14 +40,6 @@ func checkCarrier(c carrier) error {
 	return nil
 }
 
-// An outlet is where batches go: to the host at once, or with patience (see
-// publishStream).
-type outlet interface {
-	router.Log
-	// PublishBatch is PublishAsync for a batch that was parsed.
-	PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error
-}
-
 // An outcome is what became of a batch: of readable messages (sent, results),
 // or of a record batch (parsed, number, stored).
 type outcome struct {
@@ -132,7 +124,7 @@ func route(t *topic) *strandmqv1.RouteResponse {
 // publishRaw is a Publish call with a record batch.
 func (b *Broker) publishRaw(ctx context.Context, t *topic, req *strandmqv1.PublishRequest, start time.Time) (*strandmqv1.PublishResponse, error) {
 	done := make(chan *outcome, 1)
-	if err := b.submit(hostLog{b.host}, nil, t, req, func(o *outcome) { done <- o }); err != nil {
+	if err := b.submit(b.parts, nil, t, req, func(o *outcome) { done <- o }); err != nil {
 		return nil, err
 	}
 	select {

@@ -198,12 +198,12 @@ func (s *publishStream) topicOf(name string) (*topic, error) {
 
 // PublishAsync implements router.Log with patience.
 func (s *publishStream) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
-	return s.patiently(func() error { return hostLog{s.b.host}.PublishAsync(id, batch, done) })
+	return s.patiently(func() error { return s.b.parts.PublishAsync(id, batch, done) })
 }
 
 // PublishBatch implements outlet with patience.
 func (s *publishStream) PublishBatch(id uint64, batch record.Batch, done func([]partition.Stored, error)) error {
-	return s.patiently(func() error { return hostLog{s.b.host}.PublishBatch(id, batch, done) })
+	return s.patiently(func() error { return s.b.parts.PublishBatch(id, batch, done) })
 }
 
 // patiently tries until a full queue has room, which is what holds a caller

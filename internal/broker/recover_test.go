@@ -150,7 +150,7 @@ func eachState(t *testing.T, b *Broker, fn func(consumer.GroupState)) {
 		t.Fatal(err)
 	}
 	for _, s := range states {
-		fn(s)
+		fn(s.GroupState)
 	}
 }
 

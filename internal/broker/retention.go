@@ -239,7 +239,7 @@ func (r *retention) note(t *coordinator.Topic, id partition.PartitionID, h held)
 	r.mu.Unlock()
 	var refused error
 	for gid, x := range h.groups {
-		name := r.groupName(gid)
+		name := r.b.groupName(gid)
 		if x.part >= holdAlarm && was.groups[gid].part < holdAlarm {
 			r.b.log.Warn("a group that holds is near its limit", "topic", t.Name, "partition", r.b.partitionName(id), "group", name,
 				"held", quantity.FormatSize(int64(x.bytes)), "limit", x.limit)
@@ -280,7 +280,7 @@ func (r *retention) tell(t *coordinator.Topic, number int, id partition.Partitio
 			continue
 		}
 		attrs := []any{
-			"topic", t.Name, "partition", number, "group", r.groupName(coordinator.GroupID(gid)), "cause", last.Cause,
+			"topic", t.Name, "partition", number, "group", r.b.groupName(coordinator.GroupID(gid)), "cause", last.Cause,
 			"lastOffset", last.Last, "inAll", k.Expired,
 		}
 		if known {
@@ -290,8 +290,8 @@ func (r *retention) tell(t *coordinator.Topic, number int, id partition.Partitio
 	}
 }
 
-func (r *retention) groupName(id coordinator.GroupID) string {
-	if g, ok := r.b.coord.View().GroupByID(id); ok {
+func (b *Broker) groupName(id coordinator.GroupID) string {
+	if g, ok := b.coord.View().GroupByID(id); ok {
 		return g.Name
 	}
 	return "(deleted)"
@@ -304,21 +304,17 @@ func (r *retention) of(id partition.PartitionID, g coordinator.GroupID) hold {
 	return r.held[id].groups[g]
 }
 
-// holder is the group that holds most in a partition.
-func (r *retention) holder(id partition.PartitionID) (name string, bytes uint64) {
+// holder is the group that holds most in a partition; 0: none.
+func (r *retention) holder(id partition.PartitionID) (most coordinator.GroupID, bytes uint64) {
 	r.mu.Lock()
 	groups := r.held[id].groups
 	r.mu.Unlock()
-	var most coordinator.GroupID
 	for gid, x := range groups {
 		if x.bytes > bytes || x.bytes == bytes && (most == 0 || gid < most) {
 			most, bytes = gid, x.bytes
 		}
 	}
-	if most == 0 {
-		return "", 0
-	}
-	return r.groupName(most), bytes
+	return most, bytes
 }
 
 // steadyClock is the wall clock, but for leaps forward: a clock that is wrong for

@@ -45,7 +45,7 @@ func (b *Broker) findIDIn(ctx context.Context, t *topic, id string, r *leftOut) 
 	}
 	found := make([][]place, len(t.Partitions))
 	err := r.each(ctx, t.Topic, func(ctx context.Context, i int, pid partition.PartitionID) error {
-		offsets, err := b.host.FindByMessageID(ctx, pid, id)
+		offsets, err := b.parts.FindByMessageID(ctx, pid, id)
 		for _, o := range offsets {
 			found[i] = append(found[i], place{i, pid, o})
 		}
@@ -64,7 +64,7 @@ func (b *Broker) findDead(ctx context.Context, t *topic, g *coordinator.Group, i
 	}
 	found := make([][]place, len(t.Partitions))
 	err = r.each(ctx, t.Topic, func(ctx context.Context, i int, pid partition.PartitionID) error {
-		offsets, err := b.groups.CopiesOf(ctx, pid, consumer.GroupID(g.ID), id)
+		offsets, err := b.parts.CopiesOf(ctx, pid, consumer.GroupID(g.ID), id)
 		for _, o := range offsets {
 			if p := (place{i, pid, o}); !slices.Contains(kept, p) { // retention may pass it between the two looks
 				found[i] = append(found[i], p)
@@ -106,7 +106,7 @@ func (b *Broker) pick(ctx context.Context, t *topic, g *coordinator.Group, sel *
 	case *strandmqv1.DeadLetterSelector_KeyBytes:
 		return b.pickKey(t, which.KeyBytes)
 	case *strandmqv1.DeadLetterSelector_Place:
-		p, err := b.message(t, which.Place, "which.place")
+		p, err := b.message(ctx, t, which.Place, "which.place")
 		if err != nil {
 			return out, err
 		}

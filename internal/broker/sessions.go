@@ -122,7 +122,7 @@ func (b *Broker) endSession(ctx context.Context, t *coordinator.Topic, g consume
 		if !in[uint32(i)] {
 			return nil
 		}
-		err := b.groups.EndSession(ctx, id, g, member, before)
+		err := b.parts.EndSession(ctx, id, g, member, before, true)
 		if errors.As(err, new(*consumer.ErrUnknownGroup)) || errors.As(err, new(*partition.ErrUnknownPartition)) {
 			return nil // deleted meanwhile, with all that it held
 		}

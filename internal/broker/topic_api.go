@@ -40,7 +40,7 @@ func (a topicAPI) ListTopics(context.Context, *strandmqv1.ListTopicsRequest) (*s
 }
 
 // DescribeTopic gives settings and partitions.
-func (a topicAPI) DescribeTopic(_ context.Context, req *strandmqv1.DescribeTopicRequest) (*strandmqv1.DescribeTopicResponse, error) {
+func (a topicAPI) DescribeTopic(ctx context.Context, req *strandmqv1.DescribeTopicRequest) (*strandmqv1.DescribeTopicResponse, error) {
 	t, err := a.b.topic(req.GetTopic())
 	if err != nil {
 		return nil, err
@@ -50,7 +50,7 @@ func (a topicAPI) DescribeTopic(_ context.Context, req *strandmqv1.DescribeTopic
 		out := &strandmqv1.PartitionInfo{Partition: uint32(i), HashFirst: p.Range.First, HashLast: p.Range.Last}
 		// Of one that stopped nothing is known: it may have done so before it
 		// had read anything, and then all would be 0.
-		switch info, err := a.b.host.Info(p.ID); {
+		switch info, err := a.b.parts.Info(ctx, p.ID); {
 		case err != nil:
 			out.Fault = a.b.explain(err).text
 		case info.Fault != "":
@@ -59,7 +59,9 @@ func (a topicAPI) DescribeTopic(_ context.Context, req *strandmqv1.DescribeTopic
 			out.StartOffset, out.EndOffset = new(uint64(info.Position.Start)), new(uint64(info.Position.End))
 			out.Bytes, out.Duplicates = new(info.Bytes), new(info.Duplicates)
 			out.Oldest = timestampOrNil(int64(info.Oldest))
-			out.HeldBy, out.HeldBytes = a.b.retention.holder(p.ID)
+			if info.heldBy != 0 {
+				out.HeldBy, out.HeldBytes = a.b.groupName(info.heldBy), info.heldBytes
+			}
 		}
 		res.Partitions = append(res.Partitions, out)
 	}

@@ -176,21 +176,12 @@ func (b *Broker) readyGroup(t *coordinator.Topic, g *coordinator.Group) (*coordi
 	policy := policyOf(g.Policy)
 	r := &leftOut{b: b}
 	err := r.each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
-		start, err := b.resolve(id, g.Start)
+		start, err := b.resolve(ctx, id, g.Start)
 		if err != nil {
 			return err
 		}
 		gid := consumer.GroupID(g.ID)
-		if err := b.groups.CreateGroup(ctx, id, consumer.GroupSpec{ID: gid, Name: g.Name, Policy: policy, Start: start, Paused: g.Paused}); err != nil {
-			return err
-		}
-		if g.Revision == 1 {
-			return nil
-		}
-		if err := b.groups.SetPolicy(ctx, id, gid, policy); err != nil {
-			return err
-		}
-		return b.groups.SetPaused(ctx, id, gid, g.Paused)
+		return b.parts.LogGroup(ctx, id, consumer.GroupSpec{ID: gid, Name: g.Name, Policy: policy, Start: start, Paused: g.Paused}, g.Revision == 1)
 	})
 	if err != nil {
 		return nil, nil, err
@@ -210,7 +201,7 @@ func (b *Broker) removeGroup(t *coordinator.Topic, g *coordinator.Group) ([]*str
 	defer cancel()
 	r := &leftOut{b: b}
 	err := r.each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
-		return b.groups.DeleteGroup(ctx, id, consumer.GroupID(g.ID))
+		return b.parts.DeleteGroup(ctx, id, consumer.GroupID(g.ID))
 	})
 	if err != nil {
 		return nil, err
@@ -223,16 +214,16 @@ func (b *Broker) removeGroup(t *coordinator.Topic, g *coordinator.Group) ([]*str
 func (b *Broker) forgetGroups(ctx context.Context, m *coordinator.Map, t *coordinator.Topic) error {
 	r := &leftOut{b: b}
 	return r.each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
-		kept, err := b.groups.Kept(ctx, id)
+		kept, err := b.parts.Groups(ctx, id)
 		if err != nil {
 			return err
 		}
-		for gid := range kept {
+		for _, gid := range kept {
 			if _, ok := m.GroupByID(coordinator.GroupID(gid)); ok {
 				continue
 			}
 			b.log.Info("dropping a group that was deleted", "topic", t.Name, "partition", i, "group", gid)
-			if err := b.groups.DeleteGroup(ctx, id, gid); err != nil {
+			if err := b.parts.DeleteGroup(ctx, id, gid); err != nil {
 				return err
 			}
 		}

@@ -39,11 +39,11 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 			return nil, refuse("UNKNOWN_MESSAGE", "id", "topic %s keeps no message with id %s", t.Name, plain.Quote(which.Id))
 		}
 	case *strandmqv1.TraceRequest_Place:
-		p, err := a.b.message(t, which.Place, "place")
+		p, err := a.b.message(ctx, t, which.Place, "place")
 		if err != nil {
 			return nil, err
 		}
-		pos, err := a.b.host.Position(p.id)
+		pos, err := a.b.parts.Position(ctx, p.id)
 		if err != nil {
 			return nil, err
 		}
@@ -72,28 +72,18 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 // batches of the log, the rest from the groups' commands, both in the log's
 // order.
 func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.MessageTrace, error) {
-	list, err := b.host.ReadAt(p.id, []partition.Offset{p.offset})
+	l, err := b.parts.Life(ctx, p.id, p.offset)
 	if err != nil {
 		return nil, err
 	}
-	if len(list) != 1 {
-		return nil, errors.New("a message in the log's range cannot be read")
-	}
-	msg := list[0]
+	msg, life := l.message, l.groups
 	out := &strandmqv1.MessageTrace{
 		Message:   fromRecord(msg.Record, int64(msg.PublishTime), strandmqv1.BodyFormat_BODY_FORMAT_UNSPECIFIED),
-		Partition: uint32(p.number), Offset: uint64(p.offset),
+		Partition: uint32(p.number), Offset: uint64(p.offset), Truncated: l.truncated || life.Truncated,
 	}
-	published, truncated, err := b.publishes(ctx, p, msg)
-	if err != nil {
-		return nil, err
+	for _, e := range l.publishes {
+		out.Events = append(out.Events, &strandmqv1.TraceEvent{Time: timestampOrNil(int64(e.time)), LogIndex: uint64(e.at), What: e.what, Detail: e.detail})
 	}
-	life, err := b.groups.Trace(ctx, p.id, p.offset, maxTraceEvents)
-	if err != nil {
-		return nil, err
-	}
-	out.Truncated = truncated || life.Truncated
-	out.Events = published
 	m := b.coord.View()
 	for _, e := range life.Events {
 		name := "(deleted)" // the log knows a group by its number only
@@ -114,17 +104,17 @@ func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.Mess
 
 // publishes finds a message's publish and, if it has an id, the repeats of it
 // that stored nothing. It looks through a bounded part of the log.
-func (b *Broker) publishes(ctx context.Context, p place, msg partition.Message) (out []*strandmqv1.TraceEvent, truncated bool, err error) {
-	first, err := b.host.IndexOf(p.id, p.offset)
+func (b *Broker) publishes(ctx context.Context, id partition.PartitionID, msg partition.Message) (out []publishEvent, truncated bool, err error) {
+	first, err := b.host.IndexOf(id, msg.Offset)
 	if err != nil {
 		return nil, false, err
 	}
 	event := func(e partition.LogEntry, what, detail string) {
-		out = append(out, &strandmqv1.TraceEvent{Time: timestampOrNil(int64(e.Time)), LogIndex: uint64(e.Index), What: what, Detail: detail})
+		out = append(out, publishEvent{e.Index, e.Time, what, detail})
 	}
 	looked, found := 0, false
 	var broken error
-	err = b.host.Scan(ctx, p.id, first, func(e partition.LogEntry) bool {
+	err = b.host.Scan(ctx, id, first, func(e partition.LogEntry) bool {
 		if e.Kind != partition.Batches {
 			return true
 		}
@@ -133,7 +123,7 @@ func (b *Broker) publishes(ctx context.Context, p place, msg partition.Message) 
 			return false
 		}
 		if !found {
-			if p.offset < e.First || p.offset >= e.First+partition.Offset(e.Count) {
+			if msg.Offset < e.First || msg.Offset >= e.First+partition.Offset(e.Count) {
 				return true // another batch of the same entry
 			}
 			event(e, "published", "")
