@@ -248,6 +248,10 @@ func (h *Host) PublishBatch(id PartitionID, b record.Batch, done func([]Stored, 
 	if err := h.reserve(id, sh, size); err != nil {
 		return err
 	}
+	if err := sh.admit(size); err != nil {
+		h.release(sh, size)
+		return err
+	}
 	b.SetPublishTime(int64(h.cfg.Now()))
 	p := &proposal{kind: Batches, data: batch, batch: b, size: size}
 	p.stored = func(s []Stored, err error) { h.release(sh, size); done(s, err) }

@@ -48,6 +48,7 @@ type shelf struct {
 	queued atomic.Int64 // bytes of callers that wait to be written and answered
 
 	refusal atomic.Pointer[error] // why publishes are refused for now
+	bound   atomic.Pointer[bound] // how far they may go; nil: any
 
 	mu      sync.RWMutex
 	batches []stored // ascending; those before head are gone

@@ -27,16 +27,18 @@ import (
 type retention struct {
 	b     *Broker
 	now   steadyClock
-	tells map[groupIn]uint64 // messages lost to a group when last told; the loop's
+	nears chan partition.PartitionID // that are soon as long as they may be
+	tells map[groupIn]uint64         // messages lost to a group when last told; the loop's
 
-	mu    sync.Mutex
-	held  map[partition.PartitionID]held  // guarded by mu: partitions that keep more than they should
-	stuck map[partition.PartitionID]stuck // guarded by mu: those whose retention meets something that it cannot do
+	mu      sync.Mutex
+	held    map[partition.PartitionID]held  // guarded by mu: partitions that keep more than they should
+	bound   map[partition.PartitionID]bound // guarded by mu: those that may not grow further than they may hold
+	alarmed map[groupIn]bool                // guarded by mu: groups that are near their limit, and that was told
+	stuck   map[partition.PartitionID]stuck // guarded by mu: those whose retention meets something that it cannot do
 }
 
 // held is what a partition keeps beyond its topic's limits, for groups that hold.
 type held struct {
-	point  partition.Offset // what the limits would keep begins here
 	groups map[coordinator.GroupID]hold
 }
 
@@ -54,7 +56,8 @@ type groupIn struct {
 
 const (
 	// retentionEvery is how often the partitions are looked at, and so how far a
-	// limit of bytes can be passed: by what is published meanwhile.
+	// limit of bytes can be passed: by what is published meanwhile. A hold limit at
+	// which publishes are refused is not: see bind.
 	retentionEvery = time.Second
 	// retentionCalls is how many trims are on their way at once.
 	retentionCalls = 16
@@ -63,7 +66,10 @@ const (
 )
 
 func newRetention(b *Broker) *retention {
-	return &retention{b: b, tells: map[groupIn]uint64{}, held: map[partition.PartitionID]held{}, stuck: map[partition.PartitionID]stuck{}}
+	return &retention{
+		b: b, nears: make(chan partition.PartitionID, 64), tells: map[groupIn]uint64{}, held: map[partition.PartitionID]held{},
+		bound: map[partition.PartitionID]bound{}, alarmed: map[groupIn]bool{}, stuck: map[partition.PartitionID]stuck{},
+	}
 }
 
 // run works as long as the node serves.
@@ -74,6 +80,8 @@ func (r *retention) run() {
 		select {
 		case <-tick.C:
 			r.pass(r.b.serving, r.now.read(time.Now()))
+		case id := <-r.nears:
+			r.near(r.b.serving, id, r.now.read(time.Now()))
 		case <-r.b.serving.Done():
 			return
 		}
@@ -97,10 +105,16 @@ func (r *retention) pass(ctx context.Context, now partition.Millis) {
 			if !ok {
 				r.release(t, p.ID)
 				r.unstick(p.ID)
-				continue
+				if !r.binds(t, p.ID) {
+					continue
+				}
 			}
 			calls.Go(func() error {
-				losses := r.trim(ctx, t, i, p.ID, todo)
+				var losses map[consumer.GroupID]consumer.Kept
+				if ok {
+					losses = r.trim(ctx, t, i, p.ID, todo)
+				}
+				r.bind(ctx, t, p.ID)
 				mu.Lock()
 				defer mu.Unlock()
 				r.tell(t, i, p.ID, now, losses)
@@ -114,6 +128,16 @@ func (r *retention) pass(ctx context.Context, now partition.Millis) {
 	for id := range r.held {
 		if !live[id] {
 			delete(r.held, id)
+		}
+	}
+	for id := range r.bound {
+		if !live[id] {
+			delete(r.bound, id)
+		}
+	}
+	for in := range r.alarmed {
+		if !live[in.partition] {
+			delete(r.alarmed, in)
 		}
 	}
 	for id := range r.stuck {
@@ -155,7 +179,11 @@ func (r *retention) todo(t *coordinator.Topic, id partition.PartitionID, now par
 	}
 	if least := uint64(t.Config.RetentionBytes); least > 0 {
 		l.bytes = least
-		some = some || info.Bytes > least+min(least/16, maxBytesStep)
+		step := min(least/16, maxBytesStep)
+		if t.Config.RefuseAtHold {
+			step = 0 // what is held is to be known from its first byte on
+		}
+		some = some || info.Bytes > least+step
 	}
 	return l, some
 }
@@ -202,7 +230,7 @@ func (r *retention) trim(ctx context.Context, t *coordinator.Topic, number int, 
 		r.release(t, id)
 		return kept
 	}
-	h := held{point: point, groups: map[coordinator.GroupID]hold{}}
+	h := held{groups: map[coordinator.GroupID]hold{}}
 	for gid, k := range kept {
 		if !k.Holds || k.Needs >= point {
 			continue
@@ -214,7 +242,7 @@ func (r *retention) trim(ctx context.Context, t *coordinator.Topic, number int, 
 		}
 		x := hold{bytes: bytes}
 		if k.HoldBytes > 0 {
-			x.part, x.limit = float64(bytes)/float64(k.HoldBytes), "hold_limit_bytes of "+quantity.FormatSize(int64(k.HoldBytes))
+			x.part, x.limit = float64(bytes)/float64(k.HoldBytes), limitBytes(k)
 		}
 		if k.HoldAge > 0 && published > 0 {
 			if part := float64(l.now-published) / float64(k.HoldAge); part > x.part {
@@ -230,29 +258,47 @@ func (r *retention) trim(ctx context.Context, t *coordinator.Topic, number int, 
 // note keeps what is held, and opens or shuts the partition for publishes.
 func (r *retention) note(t *coordinator.Topic, id partition.PartitionID, h held) {
 	r.mu.Lock()
-	was := r.held[id]
 	if len(h.groups) == 0 {
 		delete(r.held, id)
 	} else {
 		r.held[id] = h
 	}
+	_, bound := r.bound[id]
+	for in := range r.alarmed {
+		if in.partition == id && !bound && h.groups[coordinator.GroupID(in.group)].part < holdAlarm {
+			delete(r.alarmed, in)
+		}
+	}
 	r.mu.Unlock()
 	var refused error
 	for gid, x := range h.groups {
 		name := r.b.groupName(gid)
-		if x.part >= holdAlarm && was.groups[gid].part < holdAlarm {
-			r.b.log.Warn("a group that holds is near its limit", "topic", t.Name, "partition", r.b.partitionName(id), "group", name,
-				"held", quantity.FormatSize(int64(x.bytes)), "limit", x.limit)
+		if x.part >= holdAlarm {
+			r.alarm(t, id, gid, x)
 		}
 		if x.part >= 1 && t.Config.RefuseAtHold {
 			refused = &refusal{reason: "HOLD_LIMIT", retryAfter: 5 * time.Second, text: fmt.Sprintf(
 				"%s takes no messages: group %s holds %s beyond the topic's retention, its %s, and the topic loses nothing: let the group catch up, raise its limit, or delete it",
-				r.b.partitionName(id), name, quantity.FormatSize(int64(x.bytes)), x.limit)}
+				r.b.partitionName(id), name, size(x.bytes), x.limit)}
 		}
 	}
 	if err := r.b.host.Refuse(id, refused); err != nil {
 		return // it was dropped
 	}
+}
+
+// alarm logs that a group is near its limit, once until it is not any more.
+func (r *retention) alarm(t *coordinator.Topic, id partition.PartitionID, g coordinator.GroupID, x hold) {
+	in := groupIn{id, consumer.GroupID(g)}
+	r.mu.Lock()
+	told := r.alarmed[in]
+	r.alarmed[in] = true
+	r.mu.Unlock()
+	if told {
+		return
+	}
+	r.b.log.Warn("a group that holds is near its limit", "topic", t.Name, "partition", r.b.partitionName(id), "group", r.b.groupName(g),
+		"held", size(x.bytes), "limit", x.limit)
 }
 
 // release notes that nothing is held.

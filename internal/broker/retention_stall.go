@@ -8,7 +8,6 @@ import (
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
-	"github.com/strandmq/strandmq/internal/quantity"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -81,12 +80,12 @@ func (r *retention) stall(id partition.PartitionID, g coordinator.GroupID, s con
 	y := consumer.Stall{
 		Reason: "HOLD_ALARM", Offset: s.Kept.Needs, Waiting: s.Counts.Lag(),
 		Text: fmt.Sprintf("the group holds %s beyond the topic's retention, %.0f %% of its %s: at the limit it loses the oldest, or publishes are refused; let it catch up, or raise the limit",
-			quantity.FormatSize(int64(x.bytes)), 100*x.part, x.limit),
+			size(x.bytes), 100*x.part, x.limit),
 	}
 	if x.part >= 1 {
 		y.Reason = "HOLD_LIMIT"
 		y.Text = fmt.Sprintf("the group holds %s beyond the topic's retention, its %s: let it catch up, raise the limit, or delete it",
-			quantity.FormatSize(int64(x.bytes)), x.limit)
+			size(x.bytes), x.limit)
 	}
 	return slices.Insert(s.Stalls, 0, y)
 }
