@@ -17,6 +17,7 @@ var pure = []string{
 	"partition/partition.go",
 	"partition/format_*.go",
 	"coordinator/assign*.go",
+	"coordinator/placement/*.go",
 	"consumer/policy*.go",
 	"consumer/token.go",
 	"consumer/delivery.go",
