@@ -40,8 +40,9 @@ type Config struct {
 	// PartitionQueueBytes is the same for one partition, so that one cannot
 	// take it all. Default 8 MiB; at least one batch always fits.
 	PartitionQueueBytes int64
-	// EntryBytes bounds how much is gathered into one log entry. Default
-	// 1 MiB. Larger saves little and makes reading one message dearer.
+	// EntryBytes bounds how much is gathered into one log entry, beside the share
+	// of a write that a partition gets. Default 1 MiB. Larger saves little and makes
+	// reading one message dearer.
 	EntryBytes int
 	// SyncsInFlight is how many writes may wait for the disk while the next
 	// gathers. Default 2: one being synced and one behind it. More shortens

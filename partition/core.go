@@ -35,6 +35,7 @@ type core struct {
 	now      Millis // of the last look at the timers
 
 	stopping bool // Apps get no more turns
+	share    int  // of its queues that a replica may give in the pump under way: work
 
 	// What the pump under way gathers.
 	wb        *logstore.Batch
@@ -123,7 +124,7 @@ func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
 	}
 	switch p.kind {
 	case Batches:
-		r.batches.push(p)
+		r.lanes.push(p)
 	case Command:
 		r.commands.push(p)
 	case Trim:
@@ -287,11 +288,18 @@ func (c *core) arm(r *replica) {
 func (c *core) nextWake() Millis { return c.timers.next() }
 
 // pump gives every replica that has something to do its turn, and commits what
-// they wrote as one batch. The answers are true as soon as it returns: what they
+// they wrote as one batch. Of what is queued, each takes its share (see turns.go) and
+// has another turn in the next pump. The answers are true as soon as it returns: what they
 // tell was on disk before. The write must be synced and then given to durable;
 // it is nil when nothing waits for the disk.
 func (c *core) pump(now Millis) (*write, []answer, error) {
-	turns := c.dirty
+	turns, full := c.dirty, 0
+	for _, r := range turns {
+		if r.queued() {
+			full++
+		}
+	}
+	c.share = shareOf(full)
 	c.dirty, c.spare = c.spare[:0], nil
 	for _, r := range turns {
 		r.dirty = false

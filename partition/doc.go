@@ -32,7 +32,8 @@
 // again those behind the last checkpoint, at the same positions. Nothing is
 // sent, applied or answered that is not durable here. Every proposal gets an
 // answer; where the outcome cannot be known, the answer says so (*ErrOutcomeUnknown).
-// Queues, caches and rows that wait for a checkpoint are bounded by Config.
+// Queues, caches and rows that wait for a checkpoint are bounded by Config. Whoever
+// publishes much is not in front of who publishes little: see turns.go.
 //
 // What a trim removes (trim.go) is gone for every reader at once, with the ids
 // and sequences that went with it; the App has its say, the same on every

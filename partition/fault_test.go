@@ -464,6 +464,7 @@ func TestQueuesAreBounded(t *testing.T) {
 	}()
 	<-held
 	b := batch(strings.Repeat("x", 900))
+	size := int64(len(b)) + proposalBytes
 	var done atomic.Int64
 	fill := func(id PartitionID) (taken int64) {
 		for {
@@ -485,13 +486,13 @@ func TestQueuesAreBounded(t *testing.T) {
 				t.Fatal(err)
 			}
 			taken++
-			if taken*int64(len(b)) > 10_000 {
-				t.Fatalf("%d bytes were taken in, the bound is 10000", taken*int64(len(b)))
+			if taken*size > 10_000 {
+				t.Fatalf("%d bytes were taken in, the bound is 10000", taken*size)
 			}
 		}
 	}
 	one, two := fill(1), fill(2)
-	if one*int64(len(b)) < 8_000 || (one+two)*int64(len(b)) > 15_000 || (one+two)*int64(len(b)) < 13_000 {
+	if one*size < 8_000 || (one+two)*size > 15_000 || (one+two)*size < 13_000 {
 		t.Fatalf("took in %d and %d batches of %d bytes", one, two, len(b))
 	}
 	var full *ErrFull

@@ -227,12 +227,18 @@ func (h *Host) PublishAsync(id PartitionID, batch []byte, done func([]Stored, er
 // PublishBatch is PublishAsync for a batch that record.Parse has accepted and
 // that nobody changed since.
 func (h *Host) PublishBatch(id PartitionID, b record.Batch, done func([]Stored, error)) error {
+	return h.PublishFrom(0, id, b, done)
+}
+
+// PublishFrom is PublishBatch for one of many sources, which take turns: what one of
+// them has queued does not keep what another one gives later.
+func (h *Host) PublishFrom(source Source, id PartitionID, b record.Batch, done func([]Stored, error)) error {
 	sh, err := h.shelf(id)
 	if err != nil {
 		return err
 	}
 	batch := b.Bytes()
-	size := int64(len(batch))
+	size := int64(len(batch)) + proposalBytes
 	if why := sh.refusal.Load(); why != nil {
 		return *why
 	}
@@ -253,7 +259,7 @@ func (h *Host) PublishBatch(id PartitionID, b record.Batch, done func([]Stored, 
 		return err
 	}
 	b.SetPublishTime(int64(h.cfg.Now()))
-	p := &proposal{kind: Batches, data: batch, batch: b, size: size}
+	p := &proposal{kind: Batches, data: batch, batch: b, source: source, size: size}
 	p.stored = func(s []Stored, err error) { h.release(sh, size); done(s, err) }
 	if err := h.give(input{what: inProposal, id: id, shelf: sh, p: p}); err != nil {
 		h.release(sh, size)

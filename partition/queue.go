@@ -4,13 +4,14 @@ import "github.com/strandmq/strandmq/internal/record"
 
 // proposal is a batch or a command on its way into a log.
 type proposal struct {
-	id    uint64
-	kind  EntryKind
-	data  []byte
-	batch record.Batch // of data, for Batches
-	size  int64        // held in the queues until answered; 0: the App's own
-	term  uint64       // in which it was given to raft
-	own   bool         // what the App returned from a turn
+	id     uint64
+	kind   EntryKind
+	data   []byte
+	batch  record.Batch // of data, for Batches
+	source Source       // whose, for Batches
+	size   int64        // held in the queues until answered; 0: the App's own
+	term   uint64       // in which it was given to raft
+	own    bool         // what the App returned from a turn
 
 	// One of them is called, once. Both nil: nobody waits.
 	stored func([]Stored, error)
@@ -31,6 +32,7 @@ type fifo struct {
 	q       []*proposal
 	head    int
 	records int // in its batches
+	work    int // see proposal.work
 	own     int // of the App
 }
 
@@ -58,6 +60,7 @@ func (f *fifo) pop() *proposal {
 }
 
 func (f *fifo) count(p *proposal, by int) {
+	f.work += by * p.work()
 	if p.kind == Batches {
 		f.records += by * p.batch.Len()
 	}

@@ -33,10 +33,11 @@ type replica struct {
 	app   App
 	rows  appRows
 
-	batches  fifo // published, not yet given to raft
-	commands fifo // the same for commands
-	trims    fifo // and for trims
-	waiting  fifo // given to raft, not yet applied
+	lanes    lanes // published, in the order of turns
+	batches  fifo  // of those, the ones whose turn has come, not yet given to raft
+	commands fifo  // the same for commands
+	trims    fifo  // and for trims
+	waiting  fifo  // given to raft, not yet applied
 	events   []any
 	atLead   []func(error) // who waits until it leads
 
@@ -176,10 +177,15 @@ func (r *replica) publish() {
 	s.mu.Unlock()
 }
 
-// propose gives the queues to raft: everything that fits one entry of each
-// kind.
+// queued tells whether something waits to be given to raft.
+func (r *replica) queued() bool {
+	return r.lanes.len() > 0 || r.batches.len() > 0 || r.commands.len() > 0 || r.trims.len() > 0
+}
+
+// propose gives the queues to raft: of each kind what fits one entry and the
+// replica's share.
 func (r *replica) propose() {
-	if r.batches.len() == 0 && r.commands.len() == 0 && r.trims.len() == 0 {
+	if !r.queued() {
 		return
 	}
 	if !r.isLead {
@@ -192,7 +198,12 @@ func (r *replica) propose() {
 			return
 		}
 	}
-	r.proposeKind(Batches, &r.batches)
+	for work := r.batches.work; work < r.c.share && r.lanes.len() > 0; work = r.batches.work {
+		r.batches.push(r.lanes.pop())
+	}
+	if r.proposeKind(Batches, &r.batches) && r.lanes.len() > 0 {
+		r.c.touch(r)
+	}
 	r.proposeKind(Command, &r.commands)
 	r.proposeKind(Trim, &r.trims)
 }
@@ -241,13 +252,14 @@ func (f foresight) Keys(from Offset, maxBytes int, fn func(o Offset, keyHash uin
 
 // proposeKind gives raft one entry of a kind. It is false if raft takes none.
 func (r *replica) proposeKind(kind EntryKind, q *fifo) bool {
-	n, size := 0, entryHeaderLen
+	n, size, work := 0, entryHeaderLen, 0
 	for ; n < q.len(); n++ {
 		p := q.at(n)
-		if n > 0 && size+itemHeaderLen+len(p.data) > r.c.cfg.EntryBytes {
+		if n > 0 && (size+itemHeaderLen+len(p.data) > r.c.cfg.EntryBytes || work+p.work() > r.c.share) {
 			break
 		}
 		size += itemHeaderLen + len(p.data)
+		work += p.work()
 	}
 	if n == 0 {
 		return true
@@ -284,6 +296,9 @@ func (r *replica) proposeKind(kind EntryKind, q *fifo) bool {
 
 // refuse answers everything that was not given to raft yet.
 func (r *replica) refuse(err error) {
+	for r.lanes.len() > 0 {
+		r.batches.push(r.lanes.pop())
+	}
 	for _, q := range []*fifo{&r.batches, &r.commands, &r.trims} {
 		for q.len() > 0 {
 			r.answer(answer{p: q.pop(), err: err})

@@ -45,7 +45,7 @@ type Broker struct {
 	disk      *disk
 	retention *retention
 
-	streamSeed atomic.Uint64 // begins each publish stream's rotation elsewhere
+	streamNumber atomic.Uint64 // of the publish stream opened last
 
 	flight   *flight // bytes of requests
 	listener net.Listener

@@ -18,6 +18,9 @@ import (
 //	*_api.go, streams ──► partitions ──► own: this node's host and groups
 type partitions interface {
 	outlet
+	// From is an outlet for one of many sources, which take turns; without it, all
+	// are one.
+	From(s partition.Source) outlet
 	partitionReader
 	groupKeeper
 	deadKeeper
@@ -103,7 +106,30 @@ var _ partitions = own{}
 
 // PublishAsync implements router.Log.
 func (l own) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
-	return l.b.host.PublishAsync(partition.PartitionID(id), batch, func(stored []partition.Stored, err error) {
+	return l.From(0).PublishAsync(id, batch, done)
+}
+
+// PublishBatch implements outlet.
+func (l own) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
+	return l.From(0).PublishBatch(id, b, done)
+}
+
+// From implements partitions.
+func (l own) From(s partition.Source) outlet { return ownSource{l.b.host, s} }
+
+// ownSource is one source's way to the partitions of this node.
+type ownSource struct {
+	host   *partition.Host
+	source partition.Source
+}
+
+// PublishAsync implements router.Log.
+func (l ownSource) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
+	b, _, err := record.Parse(batch) // the router made it: nothing stands behind
+	if err != nil {
+		return err
+	}
+	return l.PublishBatch(id, b, func(stored []partition.Stored, err error) {
 		if err != nil {
 			done(nil, err)
 			return
@@ -121,8 +147,8 @@ func routerStored(stored []partition.Stored) []router.Stored {
 }
 
 // PublishBatch implements outlet.
-func (l own) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
-	return l.b.host.PublishBatch(partition.PartitionID(id), b, done)
+func (l ownSource) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
+	return l.host.PublishFrom(l.source, partition.PartitionID(id), b, done)
 }
 
 // Info implements partitionReader.

@@ -44,6 +44,7 @@ type publishStream struct {
 	ctx    context.Context //nolint:containedctx // of the call, whose whole life this is
 	flow   *flow
 	conn   publishConn
+	log    outlet
 	router *router.Publisher
 
 	// The reader's.
@@ -74,7 +75,9 @@ type streamAnswer struct {
 
 func newPublishStream(ctx context.Context, b *Broker, conn publishConn) *publishStream {
 	s := &publishStream{b: b, ctx: ctx, flow: flowOf(ctx), conn: conn, wake: make(chan struct{}, 1), changed: make(chan struct{}, 1)}
-	s.router = router.NewPublisher(s, router.Config{Seed: b.streamSeed.Add(1)})
+	n := b.streamNumber.Add(1)
+	s.log = b.parts.From(partition.Source(n))
+	s.router = router.NewPublisher(s, router.Config{Seed: n}) // each stream's rotation begins elsewhere
 	return s
 }
 
@@ -198,12 +201,12 @@ func (s *publishStream) topicOf(name string) (*topic, error) {
 
 // PublishAsync implements router.Log with patience.
 func (s *publishStream) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
-	return s.patiently(func() error { return s.b.parts.PublishAsync(id, batch, done) })
+	return s.patiently(func() error { return s.log.PublishAsync(id, batch, done) })
 }
 
 // PublishBatch implements outlet with patience.
 func (s *publishStream) PublishBatch(id uint64, batch record.Batch, done func([]partition.Stored, error)) error {
-	return s.patiently(func() error { return s.b.parts.PublishBatch(id, batch, done) })
+	return s.patiently(func() error { return s.log.PublishBatch(id, batch, done) })
 }
 
 // patiently tries until a full queue has room, which is what holds a caller
