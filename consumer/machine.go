@@ -57,6 +57,9 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	case cmdPause:
 		paused := r.bool()
 		if r.finish() == "" {
+			if g.paused && !paused {
+				g.tryNow()
+			}
 			g.paused = paused
 		}
 	case cmdDelete:

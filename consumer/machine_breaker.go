@@ -134,6 +134,18 @@ func (g *group) probing(o partition.Offset) {
 	}
 }
 
+// tryNow brings the next probe forward: somebody resumed the group, and so says
+// that it is worth a try. A new session says nothing of the kind: consumers that
+// crash come back again and again, and would leave no wait between the probes.
+func (g *group) tryNow() {
+	if b := &g.breaker; b.open {
+		b.failed = 0
+		if b.probe == 0 {
+			b.until = min(b.until, g.clock)
+		}
+	}
+}
+
 // gaveBack notes that a hand-out ended and tells nothing: another probe may go.
 func (g *group) gaveBack(handOut uint64) {
 	if b := &g.breaker; b.open && b.probe == handOut {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -100,7 +101,7 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 	if lag > 0 {
 		switch {
 		case g.breaker.open && !g.paused:
-			whole("CIRCUIT_OPEN", g.firstWaiting(), fmt.Sprintf("at least %d %% of the deliveries of the last %d ms failed, over %d keys or more: one message at a time is tried, and nothing is charged, until one is handled", p.BreakerPercent, p.BreakerWindow, p.BreakerKeys))
+			whole("CIRCUIT_OPEN", g.firstWaiting(), fmt.Sprintf("at least %d %% of the deliveries of the last %d ms failed, over %d keys or more: one message at a time is tried, and nothing is charged, until one is handled; pausing and resuming the group tries the next one at once", p.BreakerPercent, p.BreakerWindow, p.BreakerKeys))
 			all[0].Until = g.shown(g.breaker.until)
 		case g.paused:
 			whole("PAUSED", g.firstWaiting(), "the group is paused: resume it to go on")
@@ -242,9 +243,9 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis, explain fun
 	behind := c[deferred] + c[parked]
 	switch {
 	case g.paused:
-		return "the group is paused"
+		return "the group is paused: resume it to go on"
 	case g.breaker.open:
-		return "the group's circuit is open, as nearly everything failed: one message at a time is tried"
+		return "the group's circuit is open, as nearly everything failed: " + g.nextTry(now)
 	case c[ready] == 0 && unseen == 0 && behind == 0 && c[failed] == 0 && c[inFlight] == 0:
 		return ""
 	case c[inFlight] >= uint64(g.policy.MaxInFlightPartition):
@@ -258,15 +259,48 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis, explain fun
 	case c[ready] == 0 && g.unreadable() != nil:
 		return explain(g.id, g.unreadable())
 	case c[ready]+unseen > 0:
-		return fmt.Sprintf("%d messages can go, but not to this member: they belong to another member's share, or it holds all that it may", c[ready]+unseen)
+		return fmt.Sprintf("%d messages can go, but not to this member: they belong to another member's share, or it holds all that it may%s", c[ready]+unseen, g.holders())
 	case behind > 0:
-		return fmt.Sprintf("all %d waiting messages are blocked by their key: %d deliveries are out, %d messages back off, %d wait behind dead letters",
-			behind, c[inFlight], c[failed], c[parked])
+		return fmt.Sprintf("all %d waiting messages are blocked by their key: %d deliveries are out%s, %d messages back off, %d wait behind dead letters",
+			behind, c[inFlight], g.holders(), c[failed], c[parked])
 	case c[failed] > 0:
 		return fmt.Sprintf("%d messages failed and wait for their next attempt", c[failed])
 	default:
-		return fmt.Sprintf("%d deliveries are out and nothing else is there", c[inFlight])
+		return fmt.Sprintf("%d deliveries are out%s and nothing else is there", c[inFlight], g.holders())
 	}
+}
+
+// nextTry says when the circuit lets a message go.
+func (g *group) nextTry(now partition.Millis) string {
+	if g.breaker.probe != 0 {
+		return "one message is out to be tried, and its ack lets the others go"
+	}
+	wait := g.breaker.until - g.time(now)
+	if wait <= 0 {
+		return "the next message that does not back off is tried, and its ack lets the others go"
+	}
+	return fmt.Sprintf("the next message is tried in %d s, and its ack lets the others go; pausing and resuming the group tries one at once", (wait+999)/1000)
+}
+
+// holders names who holds deliveries, in brackets.
+func (g *group) holders() string {
+	var names []string
+	for i := range g.members {
+		if m := &g.members[i]; m.held > 0 {
+			names = append(names, m.name)
+		}
+	}
+	if len(names) == 0 {
+		return ""
+	}
+	slices.Sort(names)
+	const few = 3
+	more := ""
+	if len(names) > few {
+		more = fmt.Sprintf(" and %d more", len(names)-few)
+		names = names[:few]
+	}
+	return " (with " + strings.Join(names, ", ") + more + ")"
 }
 
 // where tells where one message, of a key hash, stands.

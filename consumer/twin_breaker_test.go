@@ -85,6 +85,14 @@ func (w *twin) broke(m *twinMsg, o *twinOut) (charged bool) {
 	return true
 }
 
+// tryNow hears that the group was resumed.
+func (c *twinCircuit) tryNow(now partition.Millis) {
+	c.tries = 0
+	if c.probe == nil {
+		c.until = min(c.until, now)
+	}
+}
+
 // gaveBack hears of a hand-out that ended and tells nothing.
 func (w *twin) gaveBack(o *twinOut) {
 	if w.circuit.open && w.circuit.probe == o {

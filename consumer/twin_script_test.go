@@ -357,6 +357,9 @@ func (w *twinWorld) do(op twinOp) {
 			w.fail("pause: %v", err)
 		}
 		w.tick(g)
+		if g.tw.paused && !paused {
+			g.tw.circuit.tryNow(g.tw.clock)
+		}
 		g.tw.paused = paused
 		w.observe("shell")
 	case "policy":

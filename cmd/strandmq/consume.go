@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -216,6 +217,9 @@ type consumption struct {
 	taken, acked, failed, dead, stale int
 	asked                             bool      // a first Receive was made
 	looked                            time.Time // when the counts were last asked for
+	idleKind                          string    // the reason to wait that was told last, without its numbers
+	idleSaid                          time.Time // when
+	waited                            bool      // the last Receive brought nothing
 }
 
 func (c *consumption) summary() string {
@@ -252,14 +256,53 @@ func (c *consumption) receive(ctx context.Context, n int, wait time.Duration) ([
 	}
 	out, err := c.m.receive(ctx, id, n, wait)
 	c.asked = true
-	c.taken += len(out)
+	c.took(len(out))
 	return out, err
 }
 
+// took counts what came.
+func (c *consumption) took(n int) {
+	c.taken += n
+	if n > 0 {
+		c.idleKind, c.waited = "", false
+	}
+}
+
+// sayIdle tells why there is nothing to do, when that is something else than
+// before, numbers apart.
+func (c *consumption) sayIdle() {
+	c.waited = true
+	kind := strings.Map(func(r rune) rune {
+		if r >= '0' && r <= '9' {
+			return -1
+		}
+		return r
+	}, c.m.idle)
+	if c.m.idle == "" || kind == c.idleKind || time.Since(c.idleSaid) < idleEvery {
+		return
+	}
+	c.idleKind, c.idleSaid = kind, time.Now()
+	if c.m.idle == nothingLeft && !c.f.untilEmpty {
+		return // what a consumer waits in all day
+	}
+	c.a.talk("waiting: %s", plain.Short(c.m.idle, 500))
+}
+
+const (
+	// idleEvery is how often a reason to wait is told at most.
+	idleEvery = 2 * time.Second
+	// nothingLeft is what the broker says where there is nothing to wait for but
+	// publishers.
+	nothingLeft = "everything was handed out and settled"
+)
+
 // pollTime is how long a Receive waits: short when an empty answer is news.
 func (c *consumption) pollTime() time.Duration {
-	if c.f.untilEmpty {
+	switch {
+	case c.f.untilEmpty:
 		return 200 * time.Millisecond
+	case !c.waited:
+		return time.Second // then it is told why there is nothing
 	}
 	return 20 * time.Second
 }
@@ -335,6 +378,7 @@ func (c *consumption) print(ctx context.Context) error {
 			if done, err := c.finished(ctx); done || err != nil {
 				return err
 			}
+			c.sayIdle()
 			continue
 		}
 		if c.peek {

@@ -69,8 +69,9 @@ func (c *consumption) runCommands(ctx context.Context) error {
 		ending := ctx.Err() != nil || failed != nil
 		if n := c.room(workers - busy); n > 0 && !asking && !ending {
 			asking = true
+			wait := c.pollTime()
 			go func() {
-				got, err := c.m.receive(stop, newRequestID(), n, c.pollTime())
+				got, err := c.m.receive(stop, newRequestID(), n, wait)
 				answers <- answer{got, err}
 			}()
 		}
@@ -101,7 +102,7 @@ func (c *consumption) runCommands(ctx context.Context) error {
 				}
 				break
 			}
-			c.taken += len(got.got)
+			c.took(len(got.got))
 			for _, d := range got.got {
 				busy++
 				work <- d
@@ -110,6 +111,7 @@ func (c *consumption) runCommands(ctx context.Context) error {
 				if finished, err := c.finished(ctx); finished || err != nil {
 					return err
 				}
+				c.sayIdle()
 			}
 		}
 	}

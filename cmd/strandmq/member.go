@@ -19,6 +19,7 @@ type member struct {
 	format             strandmqv1.BodyFormat
 	retryFor           time.Duration
 	waiting            func(error, time.Duration) // may be nil
+	idle               string                     // why the last receive brought nothing
 }
 
 // join opens a session; one of the same name that is open ends.
@@ -57,6 +58,7 @@ func (m *member) receive(ctx context.Context, id string, n int, wait time.Durati
 	if res.GetSession() != "" {
 		m.session = res.GetSession()
 	}
+	m.idle = res.GetIdleReason()
 	return res.GetDeliveries(), nil
 }
 
