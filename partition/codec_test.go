@@ -62,6 +62,8 @@ func FuzzRows(f *testing.F) {
 	f.Add([]byte{}, (&appliedRow{1, 2, 3, 4, 3, 5, 6, 7, buckets{8, 9}}).append(nil))
 	f.Add([]byte{}, (&TrimTo{To: 7, Why: BySize, Now: 9, Firm: true}).encode())
 	f.Add([]byte{}, appendCheckpoint(nil, Position{1, 2, 3}))
+	f.Add([]byte{}, appendReplicaRow(nil, NewReplicaID(3, 2)))
+	f.Add([]byte{}, appendReplicaRow(nil, NewReplicaID(4, 2)))
 	f.Fuzz(func(t *testing.T, key, row []byte) {
 		check := func(what string, err error, again func() []byte) {
 			if err != nil {
@@ -83,6 +85,13 @@ func FuzzRows(f *testing.F) {
 		check("applied row", err, func() []byte { return a.append(nil) })
 		tr, err := decodeTrim(row)
 		check("trim", err, tr.encode)
+		id, err := decodeReplicaRow(row, 3)
+		if err == nil && id.Node() != 3 {
+			t.Fatalf("%v is taken for a replica of node 3", id)
+		}
+		if row != nil {
+			check("replica row", err, func() []byte { return appendReplicaRow(nil, id) })
+		}
 		p, err := decodeCheckpoint(row)
 		check("checkpoint", err, func() []byte { return appendCheckpoint(nil, p) })
 	})
@@ -105,10 +114,18 @@ func FuzzConf(f *testing.F) {
 	}
 	f.Add([]byte{})
 	f.Add([]byte("damage"))
+	if b, err := encodeConf(nil); err != nil || len(b) == 0 {
+		f.Fatalf("the row of a replica that joins is %x, %v", b, err)
+	} else {
+		f.Add(b)
+	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		conf, err := decodeConf(b)
+		conf, err := decodeConf(b, true)
 		if err != nil {
 			return
+		}
+		if _, err := decodeConf(b, false); (err != nil) != (len(conf.GetVoters()) == 0) {
+			t.Fatalf("%v, with %v", err, conf)
 		}
 		storage := raft.NewMemoryStorage()
 		if err := storage.ApplySnapshot(&raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{

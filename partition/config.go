@@ -26,6 +26,17 @@ type Config struct {
 	// Default 100 ms. Shorter finds a dead leader earlier and costs CPU per
 	// partition. A partition with a single voter has nothing to tick for.
 	Tick time.Duration
+	// Send takes frames that go to another node, in order, several partitions'
+	// together: at most about 4 MiB a call, or one frame that is larger. It must
+	// not block; it may drop them, late ones rather than none. The slice is the
+	// host's again when it returns; a frame is never changed. Nil: there are no
+	// other nodes.
+	Send func(to NodeID, frames []Frame)
+	// OnRole hears who leads a partition, as this node sees it, when that changes:
+	// a node or 0, whether it is this one, with all applied that was committed
+	// before, and the term. It is called from one goroutine, in order for each
+	// partition, and delays answers while it runs. Nil: nobody asks.
+	OnRole func(id PartitionID, leader NodeID, leading bool, term uint64)
 	// Logger takes what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
 
@@ -40,6 +51,9 @@ type Config struct {
 	// PartitionQueueBytes is the same for one partition, so that one cannot
 	// take it all. Default 8 MiB; at least one batch always fits.
 	PartitionQueueBytes int64
+	// ReceiveBytes bounds what came from other nodes and is not in the store yet.
+	// Default 64 MiB. Beyond it entries are dropped, and come again later.
+	ReceiveBytes int64
 	// EntryBytes bounds how much is gathered into one log entry, beside the share
 	// of a write that a partition gets. Default 1 MiB. Larger saves little and makes
 	// reading one message dearer.
@@ -89,6 +103,7 @@ func (c Config) withDefaults() Config {
 	def(&c.TailCacheBytes, 64<<20)
 	def(&c.QueueBytes, 64<<20)
 	def(&c.PartitionQueueBytes, 8<<20)
+	def(&c.ReceiveBytes, 64<<20)
 	def(&c.CheckpointBytes, 64<<20)
 	def(&c.NodeCheckpointBytes, 1<<30)
 	def(&c.RowBytes, 32<<20)
@@ -117,6 +132,7 @@ func (c Config) Validate() error {
 		}
 	}
 	bad(c.Node == 0, "Node is missing: give this node's id")
+	bad(c.Node > MaxNode, "Node is %d; use at most %d", c.Node, uint64(MaxNode))
 	bad(c.Store == nil, "Store is missing: open one with logstore.Open")
 	bad(c.Tick < 0 || c.Tick > time.Minute, "Tick is %v; use 1ms to 1m", c.Tick)
 	bad(c.EntryBytes < 0 || c.EntryBytes > maxEntryBytes, "EntryBytes is %d; use at most %d", c.EntryBytes, maxEntryBytes)
@@ -126,6 +142,7 @@ func (c Config) Validate() error {
 		v    int64
 	}{
 		{"TailCacheBytes", c.TailCacheBytes}, {"QueueBytes", c.QueueBytes}, {"PartitionQueueBytes", c.PartitionQueueBytes},
+		{"ReceiveBytes", c.ReceiveBytes},
 		{"CheckpointBytes", c.CheckpointBytes}, {"NodeCheckpointBytes", c.NodeCheckpointBytes}, {"RowBytes", c.RowBytes},
 		{"IDFilterBytes", c.IDFilterBytes},
 	} {

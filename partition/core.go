@@ -37,22 +37,24 @@ type core struct {
 	stopping bool // Apps get no more turns
 	share    int  // of its queues that a replica may give in the pump under way: work
 
+	peers       map[NodeID]*peer
+	ticks       uint64
+	steps       uint64     // of raft's clock, in all replicas: what idle ones cost
+	campaigners []*replica // wait for their turn
+	campaigns   int        // begun since the last tick
+
 	// What the pump under way gathers.
 	wb        *logstore.Batch
 	mustSync  bool
 	vote      bool
 	responses []response
 	answers   []answer
-	taken     []*shelf // whose App took an event, once for each
-	out       []message
+	replies   []reply          // to calls that waited
+	taken     []*shelf         // whose App took an event, once for each
+	out       []Frame          // to other replicas
+	roles     []role           // that OnRole is to hear of
 	entries   []logstore.Entry // scratch
 	writes    []*write         // besides pump's, on their way to be synced
-}
-
-// message goes to another replica.
-type message struct {
-	partition PartitionID
-	m         *raftpb.Message
 }
 
 // response goes back to raft when a batch is durable.
@@ -72,7 +74,7 @@ type write struct {
 
 func newCore(cfg Config) *core {
 	return &core{
-		cfg: cfg, store: cfg.Store, replicas: make(map[PartitionID]*replica),
+		cfg: cfg, store: cfg.Store, replicas: make(map[PartitionID]*replica), peers: make(map[NodeID]*peer),
 		tail: newTail(cfg.TailCacheBytes), seen: idFilter{bytes: cfg.IDFilterBytes}, ids: cfg.Seed,
 	}
 }
@@ -129,6 +131,9 @@ func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
 		r.commands.push(p)
 	case Trim:
 		r.trims.push(p)
+	}
+	if r.isLead {
+		r.asleep = false
 	}
 	c.touch(r)
 }
@@ -196,25 +201,37 @@ func (c *core) relearn() (ids []PartitionID) {
 	return ids
 }
 
-// campaign makes a replica try to lead.
-func (c *core) campaign(id PartitionID) error {
-	r, err := c.replica(id)
-	if err != nil {
-		return err
+// receive takes a frame from another replica.
+func (c *core) receive(f Frame) {
+	if f.kind == frameStuck {
+		c.stuck(f.From.Node())
+		return
 	}
-	if err := c.guard(r, r.rn.Campaign); err != nil {
-		c.fail(r, err)
-		return r.fault
+	r, err := c.replica(f.Partition)
+	if err != nil || f.To != r.self {
+		return // to one that is not here, or not any more
 	}
-	c.touch(r)
-	return nil
-}
-
-// receive takes a message from another replica.
-func (c *core) receive(id PartitionID, m *raftpb.Message) {
-	if r, err := c.replica(id); err == nil {
-		c.step(r, m)
+	switch f.kind {
+	case frameSleep:
+		c.sleepy(r, f)
+		return
+	case frameResign:
+		if r.leader == f.From && r.term == f.m.GetTerm() {
+			c.forget(r)
+		}
+		return
+	case frameHeard:
+		// It says nothing that a leader that sleeps does not know.
+	case framePreVote, frameVote:
+		r.asleep = false
+		if r.leader == f.From && f.m.GetTerm() > r.term {
+			// Who asks for votes leads no more, whoever still believes it.
+			c.forget(r)
+		}
+	default:
+		r.asleep = false
 	}
+	c.step(r, f.m)
 }
 
 func (c *core) step(r *replica, m *raftpb.Message) {
@@ -230,20 +247,6 @@ func (c *core) step(r *replica, m *raftpb.Message) {
 		return
 	}
 	c.touch(r)
-}
-
-// tick is the raft clock of every replica that has someone to hear from.
-func (c *core) tick() {
-	for _, r := range c.order {
-		if r.single && r.isLead || r.fault != nil {
-			continue
-		}
-		if err := c.guard(r, func() error { r.rn.Tick(); return nil }); err != nil {
-			c.fail(r, err)
-			continue
-		}
-		c.touch(r)
-	}
 }
 
 // due gives the replicas whose App asked for a turn by now one. When the clock
@@ -322,6 +325,7 @@ func (c *core) pump(now Millis) (*write, []answer, error) {
 		if !r.gone && r.fault == nil {
 			r.committed()
 		}
+		r.tellRole()
 		turns[i] = nil
 	}
 	c.spare = turns[:0]
@@ -369,10 +373,10 @@ func (c *core) durable(w *write) {
 			if r.gone || r.fault != nil {
 				break
 			}
-			if to := m.GetTo(); to == uint64(c.cfg.Node) {
+			if ReplicaID(m.GetTo()) == r.self {
 				c.step(r, m)
 			} else {
-				c.out = append(c.out, message{r.id, m})
+				r.send(m)
 			}
 		}
 	}
@@ -381,11 +385,20 @@ func (c *core) durable(w *write) {
 	}
 }
 
-// takeMessages returns what goes to other replicas.
-func (c *core) takeMessages() []message {
-	m := c.out
+// reply answers calls that waited.
+func (c *core) reply() {
+	for i, r := range c.replies {
+		c.replies[i] = reply{}
+		r.fn(r.err)
+	}
+	c.replies = c.replies[:0]
+}
+
+// takeFrames returns what goes to other replicas.
+func (c *core) takeFrames() []Frame {
+	fs := c.out
 	c.out = nil
-	return m
+	return fs
 }
 
 // limitReplay keeps what a restart has to apply again within the node's bound:
@@ -453,7 +466,9 @@ func (c *core) fail(r *replica, err error) {
 			c.cfg.Logger.Warn("a stopped partition's app complained", "partition", r.id.String(), "err", err)
 		}
 	}
+	r.resign()
 	r.stop(d, &ErrOutcomeUnknown{Partition: r.id, Why: "the partition stopped"})
+	r.tellRole()
 	r.shelf.mu.Lock()
 	r.shelf.fault = d
 	r.shelf.info.Fault = d.Why
@@ -461,55 +476,6 @@ func (c *core) fail(r *replica, err error) {
 	c.since -= r.since
 	r.since = 0
 }
-
-// create makes a partition with these voters, this node among them. A sole
-// voter campaigns at once; others wait for a campaign or for time to pass.
-func (c *core) create(id PartitionID, voters ...NodeID) error {
-	if r := c.replicas[id]; r != nil {
-		if r.fault != nil {
-			return r.fault
-		}
-		return nil
-	}
-	// One that is there and was not listed is damaged: it must not be made anew.
-	if b, err := c.store.Meta(uint64(id), metaConf); err != nil {
-		return storeError(id, err)
-	} else if b != nil {
-		return c.open(id)
-	}
-	conf, err := encodeConf(voters)
-	if err != nil {
-		return err
-	}
-	// A log begins behind an entry that never was, so that a replica that
-	// joins later, with nothing, is too far behind to be fed entries alone: it
-	// needs the conf state too.
-	wb := c.store.NewBatch()
-	p := uint64(id)
-	first := appliedRow{index: firstIndex}
-	for _, err := range []error{
-		wb.ResetLog(p, firstIndex, firstTerm),
-		wb.SetHardState(p, logstore.HardState{Term: firstTerm, Commit: firstIndex}),
-		wb.SetMeta(p, metaConf, conf),
-		wb.SetMeta(p, metaApplied, first.append(nil)),
-		wb.SetMeta(p, metaCheckpoint, appendCheckpoint(nil, first.position())),
-	} {
-		if err != nil {
-			wb.Close()
-			return err
-		}
-	}
-	// Without a sync: the vote that follows is synced, and takes it along.
-	if err := c.store.CommitNoSync(wb); err != nil {
-		return err
-	}
-	return c.open(id)
-}
-
-const (
-	firstIndex = 1
-	firstTerm  = 1
-)
 
 // drop deletes a partition. The write has to be synced like pump's.
 func (c *core) drop(id PartitionID) (*write, error) {
@@ -531,6 +497,7 @@ func (c *core) drop(id PartitionID) (*write, error) {
 			c.cfg.Logger.Warn("a dropped partition's app complained", "partition", id.String(), "err", err)
 		}
 	}
+	r.resign()
 	r.gone = true
 	gone := &ErrUnknownPartition{Partition: id}
 	r.stop(gone, &ErrOutcomeUnknown{Partition: id, Why: "the partition was dropped"})

@@ -109,12 +109,12 @@ func (r *rig) run(d *datadriven.TestData) {
 			r.open(n)
 		}
 	case "create":
-		var all []NodeID
+		var all []ReplicaID
 		for _, n := range r.sorted() {
-			all = append(all, n.id)
+			all = append(all, n.id.Replica())
 		}
 		for _, n := range r.sorted() {
-			r.complain(n.core.create(p, all...))
+			r.complain(n.core.create(p, n.id.Replica(), all...))
 		}
 	case "campaign":
 		r.complain(n.core.campaign(p))
@@ -161,8 +161,8 @@ func (r *rig) run(d *datadriven.TestData) {
 	case "settle":
 		r.settle()
 	case "cut":
-		for _, m := range n.core.takeMessages() {
-			fmt.Fprintf(&r.buf, "lost: %v to n%d\n", m.m.GetType(), m.m.GetTo())
+		for _, f := range n.core.takeFrames() {
+			fmt.Fprintf(&r.buf, "lost: %v\n", f)
 		}
 	case "tick":
 		for range arg("count") {
@@ -286,10 +286,10 @@ func (r *rig) settle() {
 	for busy := true; busy; {
 		busy = false
 		for _, n := range r.sorted() {
-			for _, m := range n.core.takeMessages() {
+			for _, f := range r.carried(n.core.takeFrames()) {
 				busy = true
-				if to := r.nodes[NodeID(m.m.GetTo())]; to != nil {
-					to.core.receive(m.partition, m.m)
+				if to := r.nodes[f.To.Node()]; to != nil {
+					to.core.receive(f)
 				}
 			}
 			if n.core.ready() {
@@ -307,4 +307,16 @@ func (r *rig) settle() {
 			}
 		}
 	}
+}
+
+// carried is what comes out of frames that went over a wire.
+func (r *rig) carried(fs []Frame) []Frame {
+	if len(fs) == 0 {
+		return nil
+	}
+	out, err := ParseFrames(AppendFrames(nil, fs))
+	if err != nil {
+		r.t.Fatal(err)
+	}
+	return out
 }

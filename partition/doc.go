@@ -48,6 +48,17 @@
 // disk that fails stops the host. It knows no topic, group or member: those are
 // what Apps make of it.
 //
-// For now every partition has one voter, this node. Several are driven in tests
-// of the core; there is no transport between nodes yet.
+// # Several nodes
+//
+// The replicas of a partition speak in Frames (frame.go), which a transport takes
+// from Config.Send and gives to Host.Receive; it also tells which nodes are there
+// (Up, Down). One replica leads; the others apply the same log and serve the same
+// reads, a little later. When a node dies, or its disk hangs, others lead what it
+// led, and partitions with nothing to say are not ticked at all (failover.go).
+// Replicas are added, promoted, demoted and removed one step at a time (change.go).
+// Each has an id that is never used again: one that was removed has forgotten its
+// votes, and must not come back as the same.
+//
+// Snapshots are not there yet, so the log of a partition with several replicas is
+// kept whole, and a replica that joins with nothing waits.
 package partition

@@ -54,6 +54,45 @@ func (e *ErrNotLeader) Error() string {
 	return fmt.Sprintf("partition %v is led by node %v: ask there", e.Partition, e.Leader)
 }
 
+// ErrOtherReplica tells that a node has a partition as another replica than the
+// one that is to be made: what it knows, it knows under that name.
+type ErrOtherReplica struct {
+	Partition  PartitionID
+	Have, Want ReplicaID
+}
+
+func (e *ErrOtherReplica) Error() string {
+	return fmt.Sprintf("partition %v is on this node as replica %v, not as %v: drop it first", e.Partition, e.Have, e.Want)
+}
+
+// ErrChange tells that a change of a partition's replicas was refused. Nothing
+// was changed.
+type ErrChange struct {
+	Partition PartitionID
+	Change    Change
+	Why       string
+	Busy      bool // the same change may be taken in a moment
+}
+
+func (e *ErrChange) Error() string {
+	again := ""
+	if e.Busy {
+		again = ": try again shortly"
+	}
+	return fmt.Sprintf("partition %v: %v refused: %s%s", e.Partition, e.Change, e.Why, again)
+}
+
+// ErrTransfer tells that a leadership was not handed over.
+type ErrTransfer struct {
+	Partition PartitionID
+	To        ReplicaID
+	Why       string
+}
+
+func (e *ErrTransfer) Error() string {
+	return fmt.Sprintf("partition %v: its leadership stays away from %v: %s: try another replica, or again later", e.Partition, e.To, e.Why)
+}
+
 // ErrOutcomeUnknown tells that the outcome of a call is not known: it may have
 // happened or may happen yet. Repeat it only if it carries an id, a producer
 // sequence, or is harmless twice.

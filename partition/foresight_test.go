@@ -118,7 +118,7 @@ func TestForesight(t *testing.T) {
 				Node: 1, Store: store, Seed: 1, EntryBytes: c.entry,
 				NewApp: func(PartitionID, Rows) (App, error) { return app, nil },
 			}.withDefaults())
-			if err := core.create(1, 1); err != nil {
+			if err := core.create(1, 1, 1); err != nil {
 				t.Fatal(err)
 			}
 			var writes []*write

@@ -213,6 +213,7 @@ const (
 	metaConf       byte = 'c' // the replicas, as raft encodes them
 	metaApplied    byte = 'a' // what the rows of the log tier include
 	metaCheckpoint byte = 'k' // what the App's rows include
+	metaReplica    byte = 'i' // the replica's own id, if it is not the first one on its node
 )
 
 // appliedRow is the log tier's state: written in the batch of its effects.

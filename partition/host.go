@@ -14,13 +14,15 @@ import (
 	"github.com/strandmq/strandmq/internal/record"
 )
 
-// Host runs the partitions of one node: it is the shell around the core. Three
-// goroutines belong to it and end with Close:
+// Host runs the partitions of one node: it is the shell around the core. Its
+// goroutines end with Close:
 //
 //	callers ─► inbox ─► loop (owns the core) ─► syncer (waits for the disk) ─► inbox
-//	                      └──► answerer (calls back) ─► callers
+//	                      ├──► answerer (calls back) ─► callers
+//	other nodes ─► inbox  └──► Config.Send ─► other nodes
 //
-// A fourth, the learner, reads the message ids that were stored before.
+// A fourth, the learner, reads the message ids that were stored before; a fifth,
+// where there are other nodes, tells them when the disk hangs.
 //
 // The loop never waits for the disk and never runs a caller's code but View's.
 // While SyncsInFlight writes are on their way to the disk it gathers, and what
@@ -34,9 +36,13 @@ type Host struct {
 
 	mu      sync.RWMutex
 	shelves map[PartitionID]*shelf // what callers see of each partition
+	near    map[NodeID]bool        // the other nodes that are up
 
-	queued atomic.Int64 // bytes of all partitions
-	rate   rate
+	queued   atomic.Int64 // bytes of all partitions
+	rate     rate
+	arriving atomic.Int64       // bytes of frames that were received and are not in the store yet
+	dropped  atomic.Int64       // frames for which there was no room
+	byNode   map[NodeID][]Frame // scratch of the loop
 
 	stopMu   sync.RWMutex // held for reading while input is handed over
 	stopped  bool         // no input is taken any more
@@ -49,6 +55,7 @@ type Host struct {
 	learned  chan struct{}      // closed when it has read the first ones
 	learning atomic.Bool
 	learnEnd chan struct{}
+	watchEnd chan struct{}
 }
 
 // Open starts a host over cfg.Store and restores every partition found in it.
@@ -81,6 +88,11 @@ func Open(cfg Config) (*Host, error) {
 	}
 	h.learning.Store(true)
 	h.learn <- unread
+	if cfg.Send != nil {
+		go h.watch()
+	} else {
+		close(h.watchEnd)
+	}
 	go h.learner()
 	go h.syncer()
 	go h.answerer()
@@ -100,6 +112,7 @@ func newHost(cfg Config) *Host {
 		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
 		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
 		learn: make(chan []PartitionID, 1), learned: make(chan struct{}), learnEnd: make(chan struct{}),
+		watchEnd: make(chan struct{}), byNode: make(map[NodeID][]Frame), near: make(map[NodeID]bool),
 	}
 }
 
@@ -142,23 +155,29 @@ func (h *Host) settle() error {
 // leads. Creating one that exists is success.
 func (h *Host) Create(ctx context.Context, id PartitionID) error {
 	return h.call(ctx, id, func(reply func(error)) {
-		if err := h.core.create(id, h.cfg.Node); err != nil {
+		if err := h.core.create(id, h.cfg.Node.Replica(), h.cfg.Node.Replica()); err != nil {
 			reply(err)
 			return
 		}
-		r := h.core.replicas[id]
-		h.mu.Lock()
-		h.shelves[id] = r.shelf
-		h.mu.Unlock()
+		r := h.list(id)
 		switch {
 		case r.fault != nil:
 			reply(r.fault)
-		case r.leading:
+		case r.leading, !r.single:
 			reply(nil)
 		default:
 			r.atLead = append(r.atLead, reply)
 		}
 	})
+}
+
+// list lets callers see a partition that the core has.
+func (h *Host) list(id PartitionID) *replica {
+	r := h.core.replicas[id]
+	h.mu.Lock()
+	h.shelves[id] = r.shelf
+	h.mu.Unlock()
+	return r
 }
 
 // Drop deletes a partition and all it holds. Dropping one that does not exist
@@ -416,6 +435,7 @@ func (h *Host) Close() error {
 	<-h.syncDone
 	<-h.backDone
 	<-h.learnEnd
+	<-h.watchEnd
 	return h.cause
 }
 

@@ -18,6 +18,9 @@ type input struct {
 	fail  func(error) // of a call that will not run
 	w     *write
 	err   error
+	from  NodeID // of frames; of inUp and inDown, whom it is about
+	fs    []Frame
+	bytes int64 // of frames
 }
 
 type inputKind byte
@@ -27,6 +30,9 @@ const (
 	inEvent
 	inCall
 	inDurable
+	inFrames
+	inUp
+	inDown
 )
 
 // inbox is the loop's only input. It is bounded by what reserve lets through;
@@ -93,7 +99,8 @@ func (h *Host) loop() {
 	c := h.core
 	var spare []input
 	inflight := 0
-	var next time.Time // when the store wants the next write: see logstore.Store.Pace
+	arrived := int64(0) // bytes of frames that the next pump takes into the store
+	var next time.Time  // when the store wants the next write: see logstore.Store.Pace
 	for {
 		stopped := h.isStopped() // before the inbox is emptied, so that nothing is overlooked
 		c.stopping = stopped
@@ -107,6 +114,7 @@ func (h *Host) loop() {
 				}
 			}
 			h.feed(&in[i])
+			arrived += in[i].bytes
 			in[i] = input{}
 		}
 		spare = in[:0]
@@ -125,7 +133,7 @@ func (h *Host) loop() {
 		moved := c.ready() && inflight < h.cfg.SyncsInFlight && hold <= 0
 		if moved {
 			w, answers, err := c.pump(now)
-			h.back.put(answers)
+			h.back.put(answers, c.takeRoles())
 			if err != nil {
 				h.fall(err, nil)
 				return
@@ -135,7 +143,6 @@ func (h *Host) loop() {
 				c.taken[i] = nil
 			}
 			c.taken = c.taken[:0]
-			c.takeMessages() // a node without peers has nobody to send to
 			if w != nil {
 				c.writes = append(c.writes, w)
 			}
@@ -148,6 +155,12 @@ func (h *Host) loop() {
 		if c.seen.full() && !stopped && h.learning.CompareAndSwap(false, true) {
 			h.learn <- c.relearn()
 		}
+		if moved || !c.ready() {
+			h.arriving.Add(-arrived)
+			arrived = 0
+		}
+		c.reply()
+		h.flush()
 		for i, w := range c.writes {
 			c.writes[i] = nil
 			inflight++
@@ -197,6 +210,16 @@ func (h *Host) feed(in *input) {
 		in.call()
 	case inDurable:
 		c.durable(in.w)
+	case inFrames:
+		for _, f := range in.fs {
+			if f.From.Node() == in.from {
+				c.receive(f)
+			}
+		}
+	case inUp:
+		c.up(in.from)
+	case inDown:
+		c.down(in.from)
 	}
 }
 
@@ -211,10 +234,13 @@ func (h *Host) isStopped() bool {
 // end makes the last checkpoint.
 func (h *Host) end() {
 	for _, r := range h.core.order {
+		r.resign()
 		r.stop(h.stoppedError(), &ErrOutcomeUnknown{Partition: r.id, Why: "the node stopped"})
 	}
+	h.flush()
 	w, err := h.core.checkpointAll()
-	h.back.put(h.core.takeAnswers())
+	h.core.reply()
+	h.back.put(h.core.takeAnswers(), nil)
 	if err == nil && w != nil {
 		err = h.wait(w)
 	}
@@ -246,6 +272,7 @@ func (h *Host) fall(err error, rest []input) {
 		}
 	}
 	for _, r := range h.core.order {
+		r.resign()
 		r.stop(stopped, &ErrOutcomeUnknown{Partition: r.id, Why: "the node's store stopped"})
 	}
 	for _, w := range h.core.writes {
@@ -253,7 +280,9 @@ func (h *Host) fall(err error, rest []input) {
 			w.then(stopped)
 		}
 	}
-	h.back.put(h.core.takeAnswers())
+	h.flush()
+	h.core.reply()
+	h.back.put(h.core.takeAnswers(), nil)
 	if h.core.wb != nil {
 		h.core.wb.Close()
 	}
@@ -346,15 +375,17 @@ func (h *Host) learnOne(id PartitionID) error {
 type outbox struct {
 	mu     sync.Mutex
 	out    []answer
+	roles  []role
 	closed bool
 	wake   chan struct{}
 }
 
-func (b *outbox) put(a []answer) {
-	if len(a) == 0 {
+func (b *outbox) put(a []answer, roles []role) {
+	if len(a) == 0 && len(roles) == 0 {
 		return
 	}
 	b.mu.Lock()
+	b.roles = append(b.roles, roles...)
 	if len(b.out) == 0 {
 		b.out = a
 	} else {
@@ -378,12 +409,12 @@ func (b *outbox) nudge() {
 	}
 }
 
-func (b *outbox) take() ([]answer, bool) {
+func (b *outbox) take() ([]answer, []role, bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	a := b.out
-	b.out = nil
-	return a, b.closed
+	a, roles := b.out, b.roles
+	b.out, b.roles = nil, nil
+	return a, roles, b.closed
 }
 
 // answerer calls back. It is a goroutine of its own so that a slow caller
@@ -391,8 +422,9 @@ func (b *outbox) take() ([]answer, bool) {
 func (h *Host) answerer() {
 	defer close(h.backDone)
 	for {
-		answers, closed := h.back.take()
-		if len(answers) == 0 {
+		answers, roles, closed := h.back.take()
+		h.tellRoles(roles)
+		if len(answers) == 0 && len(roles) == 0 {
 			if closed {
 				return
 			}

@@ -72,13 +72,29 @@ type Info struct {
 	Bytes      uint64 // of record batches kept
 	Oldest     Millis // publish time of the first message kept; 0: there is none
 	Duplicates uint64 // records suppressed as repeats since the partition began
+	Replica    ReplicaID
 	Leader     NodeID // 0: not known
+	Leading    bool   // it leads, and has applied all that was committed before
 	Term       uint64
-	Fault      string // why it stopped; empty: it works
-	FirstIndex Index  // first entry kept
-	LastIndex  Index  // last entry written, applied or not
-	Checkpoint Index  // a restart applies the entries behind this one again
-	Queued     int64  // bytes waiting to be written
+	Voters     []ReplicaID // whose votes and disks count; must not be changed
+	Learners   []ReplicaID // who are fed and do not count
+	Followers  []Follower  // the others, as the leader knows them; elsewhere none
+	Fault      string      // why it stopped; empty: it works
+	FirstIndex Index       // first entry kept
+	LastIndex  Index       // last entry written, applied or not
+	Checkpoint Index       // a restart applies the entries behind this one again
+	Queued     int64       // bytes waiting to be written
 
 	before uint64 // bytes of record batches removed
+}
+
+// Follower is another replica of a partition as its leader knows it, some
+// hundred milliseconds ago.
+type Follower struct {
+	Replica ReplicaID
+	Voter   bool
+	Match   Index // its log is the leader's up to there, on its disk
+	Active  bool  // it was heard of lately
+	// Snapshot tells that it is too far behind to be fed entries.
+	Snapshot bool
 }

@@ -1,11 +1,7 @@
 package partition
 
 import (
-	"fmt"
 	"slices"
-
-	"go.etcd.io/raft/v3/raftpb"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -22,13 +18,6 @@ import (
 // ever and must not be called.
 type Node struct {
 	*Host
-}
-
-// Frame is a message to the same partition on another node.
-type Frame struct {
-	Partition PartitionID
-	To        NodeID
-	Data      []byte
 }
 
 // Write is what a step wrote, on its way to the disk. Writes become durable in the
@@ -61,7 +50,11 @@ func OpenNode(cfg Config) (*Node, error) {
 
 // CreateOn makes a partition with these voters, this node among them.
 func (n *Node) CreateOn(id PartitionID, voters ...NodeID) error {
-	if err := n.core.create(id, voters...); err != nil {
+	var ids []ReplicaID
+	for _, v := range voters {
+		ids = append(ids, v.Replica())
+	}
+	if err := n.core.create(id, n.cfg.Node.Replica(), ids...); err != nil {
 		return err
 	}
 	n.shelves[id] = n.core.replicas[id].shelf
@@ -81,7 +74,9 @@ func (n *Node) Step(now Millis) (*Write, error) {
 		return nil, nil
 	}
 	w, answers, err := n.core.pump(now)
+	n.core.reply()
 	n.callBack(answers)
+	n.tellRoles(n.core.takeRoles())
 	for i, sh := range n.core.taken {
 		n.release(sh, proposalBytes)
 		n.core.taken[i] = nil
@@ -116,30 +111,23 @@ func (n *Node) Durable(w *Write) error {
 	return nil
 }
 
-// Frames returns what goes to other nodes. It may be lost, come twice, late or in
-// another order.
-func (n *Node) Frames() ([]Frame, error) {
-	ms := n.core.takeMessages()
-	out := make([]Frame, 0, len(ms))
-	for _, m := range ms {
-		b, err := proto.MarshalOptions{Deterministic: true}.Marshal(m.m)
-		if err != nil {
-			return nil, err
+// Frames returns what goes to other nodes.
+func (n *Node) Frames() []Frame { return n.core.takeFrames() }
+
+// Receive takes frames from another node.
+func (n *Node) Receive(from NodeID, frames []Frame) {
+	for _, f := range frames {
+		if f.From.Node() == from {
+			n.core.receive(f)
 		}
-		out = append(out, Frame{m.partition, NodeID(m.m.GetTo()), b})
 	}
-	return out, nil
 }
 
-// Receive takes a frame from another node.
-func (n *Node) Receive(f Frame) error {
-	m := &raftpb.Message{}
-	if err := proto.Unmarshal(f.Data, m); err != nil {
-		return fmt.Errorf("partition %v: a frame that does not decode: %w", f.Partition, err)
-	}
-	n.core.receive(f.Partition, m)
-	return nil
-}
+// Up tells that another node is there.
+func (n *Node) Up(node NodeID) { n.core.up(node) }
+
+// Down tells that another node is not there any more.
+func (n *Node) Down(node NodeID) { n.core.down(node) }
 
 // Tick is the raft clock: see Config.Tick.
 func (n *Node) Tick() { n.core.tick() }
@@ -216,6 +204,6 @@ func (n *Node) EachEntry(id PartitionID, from Index, fn func(term uint64, at Ind
 // gets an answer.
 func (n *Node) Fail(err error) {
 	n.fall(err, nil)
-	answers, _ := n.back.take()
+	answers, _, _ := n.back.take()
 	n.callBack(answers)
 }

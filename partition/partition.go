@@ -18,11 +18,17 @@ const Metadata PartitionID = 0
 // String prints the id as p0, p17.
 func (p PartitionID) String() string { return "p" + strconv.FormatUint(uint64(p), 10) }
 
-// NodeID names a broker node for all time.
+// NodeID names a broker node for all time: from 1 to MaxNode.
 type NodeID uint64
+
+// MaxNode is the highest id of a node.
+const MaxNode = NodeID(math.MaxUint32)
 
 // String prints the id as n1.
 func (n NodeID) String() string { return "n" + strconv.FormatUint(uint64(n), 10) }
+
+// Replica is the id of a partition's first replica on a node.
+func (n NodeID) Replica() ReplicaID { return NewReplicaID(n, 0) }
 
 // ReplicaID names one replica of a partition for all time: the node that it is
 // on, and how many replicas the partition was given before it. A node that
@@ -45,6 +51,9 @@ func (r ReplicaID) Node() NodeID { return NodeID(r & math.MaxUint32) }
 
 // Incarnation tells the replicas of one partition on one node apart.
 func (r ReplicaID) Incarnation() uint32 { return uint32(r >> 32) }
+
+// Valid tells whether the id names a replica at all.
+func (r ReplicaID) Valid() bool { return r.Node() != 0 }
 
 // String prints the id as n3, or n3.2 for incarnation 2.
 func (r ReplicaID) String() string {

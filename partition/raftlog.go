@@ -163,9 +163,9 @@ func fromRaft(e *raftpb.Entry) logstore.Entry {
 	return logstore.Entry{Term: e.GetTerm(), Index: e.GetIndex(), Type: byte(e.GetType()), Data: e.GetData()}
 }
 
-// soleVoter tells whether a node is the only one that a log needs.
-func soleVoter(c *raftpb.ConfState, n NodeID) bool {
-	return len(c.GetVoters()) == 1 && c.GetVoters()[0] == uint64(n) &&
+// soleVoter tells whether a replica is the only one that a log has.
+func soleVoter(c *raftpb.ConfState, r ReplicaID) bool {
+	return len(c.GetVoters()) == 1 && c.GetVoters()[0] == uint64(r) &&
 		len(c.GetVotersOutgoing()) == 0 && len(c.GetLearners()) == 0 && len(c.GetLearnersNext()) == 0
 }
 
@@ -190,9 +190,9 @@ const maxUncommittedBytes = 32 << 20
 
 func (c *core) raftConfig(r *replica, applied Index) *raft.Config {
 	return &raft.Config{
-		ID:            uint64(c.cfg.Node),
-		ElectionTick:  50,
-		HeartbeatTick: 5,
+		ID:            uint64(r.self),
+		ElectionTick:  electionTicks,
+		HeartbeatTick: heartbeatTicks,
 		Storage:       r.rlog,
 		Applied:       uint64(applied),
 

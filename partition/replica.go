@@ -25,6 +25,7 @@ import (
 //	App.Drive ─► propose ─► raft …            in the same turn, so in the same batch
 type replica struct {
 	id    PartitionID
+	self  ReplicaID
 	c     *core
 	shelf *shelf
 	rn    *raft.RawNode
@@ -42,10 +43,25 @@ type replica struct {
 	atLead   []func(error) // who waits until it leads
 
 	term    uint64
-	leader  uint64
+	leader  ReplicaID
 	isLead  bool // raft says so
 	leading bool // and everything of earlier terms is applied: App.Lead was told
-	single  bool // this node is the only voter: there is nobody to hear from
+	single  bool // it is the only one: there is nobody to hear from
+	told    role // what OnRole heard last
+
+	members    []ReplicaID // of the present configuration, each once
+	voters     []ReplicaID // never changed in place, like the next two
+	learners   []ReplicaID
+	others     []Follower // as they were at the tick that othersAt tells
+	othersAt   uint64
+	votes      bool   // it is a voter
+	asleep     bool   // nobody has anything to say: see failover.go
+	idle       int    // ticks since there was something to say
+	idleAt     uint64 // the log's end then
+	campaignAt uint64 // the tick at which it tries to lead; 0: not
+	attempts   int    // of that in a row
+	change     *pendingChange
+	transfer   *pendingTransfer
 
 	full     bool // raft took no more when last asked
 	driveDue bool
@@ -73,6 +89,7 @@ func (r *replica) turn(now Millis) error {
 	if err := r.ready(); err != nil {
 		return err
 	}
+	r.changeProposed()
 	if r.leading && (r.driveDue || (r.wake != 0 && r.wake <= now)) && !r.c.stopping {
 		r.driveDue = false
 		if r.unsaved {
@@ -171,7 +188,8 @@ func (r *replica) publish() {
 	s.pos, s.buckets = r.log.Position(), st.buckets
 	s.info = Info{
 		Position: s.pos, Bytes: st.bytes - st.before, before: st.before, Oldest: st.oldest, Duplicates: st.duplicates,
-		Leader: NodeID(r.leader), Term: r.term,
+		Replica: r.self, Leader: r.leader.Node(), Leading: r.leading, Term: r.term,
+		Voters: r.voters, Learners: r.learners, Followers: r.followers(),
 		FirstIndex: Index(r.rlog.first), LastIndex: Index(r.rlog.last), Checkpoint: r.checkpoint.Index,
 	}
 	s.mu.Unlock()
@@ -189,7 +207,7 @@ func (r *replica) propose() {
 		return
 	}
 	if !r.isLead {
-		r.refuse(&ErrNotLeader{Partition: r.id, Leader: NodeID(r.leader)})
+		r.refuse(&ErrNotLeader{Partition: r.id, Leader: r.leader.Node()})
 		return
 	}
 	// What the App returned goes before any further message: it counts on that.
@@ -271,11 +289,11 @@ func (r *replica) proposeKind(kind EntryKind, q *fifo) bool {
 		data = appendItem(data, p.id, p.data)
 	}
 	if err := r.rn.Propose(data); err != nil {
-		// One name, several causes: only with a transfer under way does it
-		// mean that this node will not lead. Otherwise the log's tail that
-		// waits for the disk is at its bound: the queue keeps what it has, and
-		// has another turn when something of the tail was applied.
-		if r.rn.BasicStatus().LeadTransferee != raft.None {
+		// One name, several causes: only with a transfer under way, or when this
+		// replica is none any more, does it mean that it will not lead. Otherwise
+		// the log's tail that waits for the disk is at its bound: the queue keeps
+		// what it has, and has another turn when something of the tail was applied.
+		if !r.votes || r.rn.BasicStatus().LeadTransferee != raft.None {
 			r.refuse(&ErrNotLeader{Partition: r.id})
 		} else {
 			r.full = true
@@ -330,7 +348,7 @@ func (r *replica) ready() error {
 					return err
 				}
 			default:
-				r.c.out = append(r.c.out, message{r.id, m})
+				r.send(m)
 			}
 		}
 		// Whoever waits for an entry of a term that has passed will not hear
@@ -350,7 +368,7 @@ func (r *replica) role(rd *raft.Ready) {
 	}
 	lead := r.isLead
 	if rd.SoftState != nil {
-		r.leader = rd.SoftState.Lead
+		r.leader = ReplicaID(rd.SoftState.Lead)
 		lead = rd.SoftState.RaftState == raft.StateLeader
 	}
 	if r.leading && (!lead || term != r.term) {
@@ -358,6 +376,17 @@ func (r *replica) role(rd *raft.Ready) {
 		r.app.Lead(false)
 	}
 	r.term, r.isLead = term, lead
+	r.transferred()
+	if r.change != nil && (!lead || r.change.term != term) {
+		r.changed(&ErrOutcomeUnknown{Partition: r.id, Why: "leadership was lost"})
+	}
+}
+
+// send gives a message to who takes it to its replica.
+func (r *replica) send(m *raftpb.Message) {
+	if f, ok := frameOf(r.id, m); ok {
+		r.c.out = append(r.c.out, f)
+	}
 }
 
 // append puts entries and hard state into the batch. The responses go back to
@@ -368,6 +397,9 @@ func (r *replica) append(m *raftpb.Message) error {
 		entries := r.c.entries[:0]
 		for _, e := range m.GetEntries() {
 			entries = append(entries, fromRaft(e))
+			if r.change != nil && e.GetType() == raftpb.EntryConfChangeV2 {
+				r.changeAppended(e)
+			}
 		}
 		if err := wb.Append(uint64(r.id), entries); err != nil {
 			return err
@@ -519,27 +551,21 @@ func (r *replica) isNext(id uint64) bool {
 }
 
 func (r *replica) applyConf(e *raftpb.Entry) error {
-	var cc raftpb.ConfChangeI
-	if e.GetType() == raftpb.EntryConfChange {
-		v := &raftpb.ConfChange{}
-		if err := proto.Unmarshal(e.GetData(), v); err != nil {
-			return err
-		}
-		cc = v
-	} else {
-		v := &raftpb.ConfChangeV2{}
-		if err := proto.Unmarshal(e.GetData(), v); err != nil {
-			return err
-		}
-		cc = v
+	cc, err := decodeChange(e)
+	if err != nil {
+		return err
 	}
 	r.rlog.conf = r.rn.ApplyConfChange(cc)
-	r.single = soleVoter(r.rlog.conf, r.c.cfg.Node)
+	r.reconfigured()
 	b, err := proto.Marshal(r.rlog.conf)
 	if err != nil {
 		return err
 	}
-	return r.c.batch().SetMeta(uint64(r.id), metaConf, b)
+	if err := r.c.batch().SetMeta(uint64(r.id), metaConf, b); err != nil {
+		return err
+	}
+	r.changeApplied(e)
+	return nil
 }
 
 // stop ends the replica: it broke, was dropped, or the node ends. Whoever waits
@@ -552,6 +578,8 @@ func (r *replica) stop(queued, waiting error) {
 	for _, fn := range r.atLead {
 		fn(queued)
 	}
+	r.changed(waiting)
+	r.transferEnds(waiting)
 	for _, ev := range r.events {
 		unheard(ev, queued)
 		r.c.taken = append(r.c.taken, r.shelf)

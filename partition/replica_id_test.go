@@ -16,6 +16,11 @@ func TestReplicaID(t *testing.T) {
 			t.Errorf("%v, %d: %v with %v, %d", c.node, c.incarnation, id, id.Node(), id.Incarnation())
 		}
 	}
+	for id, valid := range map[ReplicaID]bool{NodeID(3).Replica(): true, NewReplicaID(3, 2): true, 0: false, NewReplicaID(0, 7): false} {
+		if id.Valid() != valid {
+			t.Errorf("%v is valid: %v", id, !valid)
+		}
+	}
 	// What was written before there were incarnations is valid as it is.
 	if NewReplicaID(7, 0) != ReplicaID(NodeID(7)) {
 		t.Error("incarnation 0 is not the plain node id")

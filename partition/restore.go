@@ -37,18 +37,25 @@ func (c *core) open(id PartitionID) error {
 // its checkpoint does not include.
 func (c *core) restore(r *replica) error {
 	p := uint64(r.id)
-	b, err := c.store.Meta(p, metaConf)
+	r.self = c.cfg.Node.Replica() // until it is known better
+	b, err := c.store.Meta(p, metaReplica)
 	if err != nil {
 		return err
 	}
-	conf, err := decodeConf(b)
-	if err != nil {
+	if r.self, err = decodeReplicaRow(b, c.cfg.Node); err != nil {
 		return err
 	}
 	if b, err = c.store.Meta(p, metaApplied); err != nil {
 		return err
 	}
 	state, err := decodeAppliedRow(b)
+	if err != nil {
+		return err
+	}
+	if b, err = c.store.Meta(p, metaConf); err != nil {
+		return err
+	}
+	conf, err := decodeConf(b, state.index == 0)
 	if err != nil {
 		return err
 	}
@@ -79,7 +86,7 @@ func (c *core) restore(r *replica) error {
 	if err := c.replay(r); err != nil {
 		return err
 	}
-	r.single = soleVoter(conf, c.cfg.Node)
+	r.reconfigured()
 	if r.rn, err = raft.NewRawNode(c.raftConfig(r, state.index)); err != nil {
 		return err
 	}

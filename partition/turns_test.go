@@ -34,7 +34,7 @@ func newCrowd(t *testing.T, partitions, streams, each int) *crowd {
 	})
 	c.core = newCore(Config{Node: 1, Store: store, Seed: 1, NewApp: newCounter(nil)}.withDefaults())
 	for p := range partitions + 1 {
-		if err := c.core.create(PartitionID(p+1), 1); err != nil {
+		if err := c.core.create(PartitionID(p+1), 1, 1); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -326,12 +326,8 @@ func (n *node) send() {
 	if len(n.s.nodes) == 1 {
 		return
 	}
-	fs, err := n.core.Frames()
-	if err != nil {
-		n.s.fault("%v: %v", n.id, err)
-	}
-	for _, f := range fs {
-		n.s.net.carry(n, f)
+	for _, f := range n.core.Frames() {
+		n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))
 	}
 }
 
@@ -489,8 +485,8 @@ type net struct {
 	slow time.Duration // the most that a frame takes
 }
 
-func (t *net) carry(from *node, f partition.Frame) {
-	to := t.s.node(f.To)
+func (t *net) carry(from *node, dest partition.NodeID, b []byte) {
+	to := t.s.node(dest)
 	if to == nil {
 		return
 	}
@@ -499,17 +495,19 @@ func (t *net) carry(from *node, f partition.Frame) {
 		times = 2
 	}
 	for range times {
-		if t.cuts[[2]partition.NodeID{from.id, f.To}] || t.s.rand.net.Float64() < t.loss {
+		if t.cuts[[2]partition.NodeID{from.id, dest}] || t.s.rand.net.Float64() < t.loss {
 			t.s.count.lost++
 			continue
 		}
 		t.s.after(t.s.between(t.s.rand.net, 100*time.Microsecond, t.slow), "frame", func() {
-			if !to.up || t.cuts[[2]partition.NodeID{from.id, f.To}] {
+			if !to.up || t.cuts[[2]partition.NodeID{from.id, dest}] {
 				return
 			}
-			if err := to.core.Receive(f); err != nil {
+			fs, err := partition.ParseFrames(b)
+			if err != nil {
 				t.s.fault("%v: %v", to.id, err)
 			}
+			to.core.Receive(from.id, fs)
 			to.kick()
 		})
 	}

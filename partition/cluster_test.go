@@ -1,0 +1,324 @@
+package partition
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/cockroachdb/pebble/v2/vfs"
+
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition/logstore"
+)
+
+// cluster is several hosts in one process, and what lies between them.
+type cluster struct {
+	t     testing.TB
+	nodes []*member
+	cfg   Config
+
+	mu  sync.RWMutex
+	cut map[[2]NodeID]bool // from, to: nothing comes through
+}
+
+// member is a host over a store in memory that is stopped, cut and started.
+type member struct {
+	c     *cluster
+	id    NodeID
+	fs    vfs.FS
+	mem   *vfs.MemFS
+	store *logstore.Store
+	*Host
+	in   chan parcel
+	done chan struct{}
+}
+
+// parcel is what goes over the wire.
+type parcel struct {
+	from NodeID
+	b    []byte
+}
+
+func newCluster(t testing.TB, n int, cfg Config) *cluster {
+	c := &cluster{t: t, cfg: cfg, cut: make(map[[2]NodeID]bool)}
+	for i := range n {
+		m := &member{c: c, id: NodeID(i + 1), mem: vfs.NewCrashableMem()}
+		m.fs = m.mem
+		c.nodes = append(c.nodes, m)
+	}
+	for _, m := range c.nodes {
+		m.start()
+	}
+	for _, m := range c.nodes {
+		c.isUp(m.id, true)
+	}
+	t.Cleanup(func() {
+		for _, m := range c.nodes {
+			m.stop()
+		}
+	})
+	return c
+}
+
+// node returns a node by its id.
+func (c *cluster) node(id NodeID) *member { return c.nodes[id-1] }
+
+// isUp tells all others whether a node is there, and a node that is there of
+// all others.
+func (c *cluster) isUp(id NodeID, up bool) {
+	for _, m := range c.nodes {
+		if m.id == id || m.Host == nil {
+			continue
+		}
+		if up {
+			m.Up(id)
+			c.node(id).Up(m.id)
+		} else {
+			m.Down(id)
+		}
+	}
+}
+
+func (m *member) start() {
+	m.c.t.Helper()
+	var err error
+	sc := storeConfig(m.fs)
+	if m.store, err = logstore.Open(sc); err != nil {
+		m.c.t.Fatal(err)
+	}
+	cfg := m.c.cfg
+	cfg.Node, cfg.Store = m.id, m.store
+	if cfg.Tick == 0 {
+		cfg.Tick = 10 * time.Millisecond
+	}
+	cfg.Send = m.send
+	if m.Host, err = Open(cfg); err != nil {
+		m.c.t.Fatal(err)
+	}
+	in, done := make(chan parcel, 1024), make(chan struct{})
+	m.c.mu.Lock()
+	m.in, m.done = in, done
+	m.c.mu.Unlock()
+	h := m.Host
+	go func() {
+		defer close(done)
+		for p := range in {
+			fs, err := ParseFrames(p.b)
+			if err != nil {
+				panic(err)
+			}
+			h.Receive(p.from, fs)
+		}
+	}()
+}
+
+func (m *member) send(to NodeID, frames []Frame) {
+	c := m.c
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	dest := c.node(to)
+	if dest.in == nil || c.cut[[2]NodeID{m.id, to}] {
+		return
+	}
+	select {
+	case dest.in <- parcel{m.id, AppendFrames(nil, frames)}:
+	default: // full: lost
+	}
+}
+
+// unplug ends what comes in.
+func (m *member) unplug() {
+	m.c.mu.Lock()
+	in, done := m.in, m.done
+	m.in = nil
+	m.c.mu.Unlock()
+	close(in)
+	<-done
+}
+
+func (m *member) stop() {
+	m.c.t.Helper()
+	if m.Host == nil {
+		return
+	}
+	m.unplug()
+	if err := m.Host.Close(); err != nil {
+		m.c.t.Fatal(err)
+	}
+	if err := m.store.Close(); err != nil {
+		m.c.t.Fatal(err)
+	}
+	m.Host = nil
+}
+
+// kill takes the power from a node: what was synced is there when it starts again.
+func (m *member) kill() {
+	m.c.t.Helper()
+	m.unplug()
+	m.c.setCut(m.id, true)
+	mem := m.mem.CrashClone(cleanCut)
+	_ = m.Host.Close()
+	_ = m.store.Close()
+	m.Host, m.mem, m.fs = nil, mem, mem
+	m.c.setCut(m.id, false)
+	m.c.isUp(m.id, false)
+}
+
+// setCut cuts a node off, or connects it again.
+func (c *cluster) setCut(id NodeID, cut bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.nodes {
+		c.cut[[2]NodeID{id, m.id}], c.cut[[2]NodeID{m.id, id}] = cut, cut
+	}
+}
+
+// create makes partitions with every node as a voter.
+func (c *cluster) create(ids ...PartitionID) {
+	c.t.Helper()
+	var voters []ReplicaID
+	for _, m := range c.nodes {
+		voters = append(voters, m.id.Replica())
+	}
+	for _, id := range ids {
+		for _, m := range c.nodes {
+			if err := m.CreateReplicas(within(c.t), id, m.id.Replica(), voters); err != nil {
+				c.t.Fatal(err)
+			}
+		}
+	}
+}
+
+// until waits for something to become true.
+func until(t testing.TB, what string, ok func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) { // looks again
+		if time.Now().After(end) {
+			t.Fatalf("not in 20 seconds: %s", what)
+		}
+	}
+}
+
+// leader waits for a node that leads.
+func (c *cluster) leader(id PartitionID) (lead *member) {
+	c.t.Helper()
+	until(c.t, fmt.Sprintf("%v has a leader", id), func() bool {
+		for _, m := range c.nodes {
+			if m.Host == nil {
+				continue
+			}
+			if info, err := m.Info(id); err == nil && info.Leading {
+				lead = m
+				return true
+			}
+		}
+		return false
+	})
+	return lead
+}
+
+// publish stores a message through whoever leads, as often as it takes. It is
+// stored once, since it has an id.
+func (c *cluster) publish(id PartitionID, body string) Offset {
+	c.t.Helper()
+	for range 1000 {
+		s, err := c.leader(id).Publish(within(c.t), id, withIDs(body))
+		var elsewhere *ErrNotLeader
+		var unknown *ErrOutcomeUnknown
+		var stopped *ErrStopped
+		switch {
+		case err == nil:
+			return s[0].Offset
+		case errors.As(err, &elsewhere), errors.As(err, &unknown), errors.As(err, &stopped):
+		default:
+			c.t.Fatal(err)
+		}
+		time.Sleep(time.Millisecond) // for the others to find out
+	}
+	c.t.Fatalf("%s was not stored", body)
+	return 0
+}
+
+// agree waits until every node that is up reads the same messages.
+func (c *cluster) agree(id PartitionID, want []string) {
+	c.t.Helper()
+	for _, m := range c.nodes {
+		if m.Host == nil {
+			continue
+		}
+		var got []string
+		until(c.t, fmt.Sprintf("%v reads %d messages of %v; it reads %d", m.id, len(want), id, len(got)), func() bool {
+			ms, err := m.Read(id, 0, 10*len(want)+10, 1<<30)
+			if err != nil {
+				c.t.Fatal(err)
+			}
+			got = bodies(ms)
+			return len(got) >= len(want)
+		})
+		if !slices.Equal(got, want) {
+			c.t.Fatalf("%v reads %q of %v, want %q", m.id, got, id, want)
+		}
+	}
+}
+
+// Three hosts store what is published; a leader dies, the others go on, it comes
+// back, the next one dies: nothing that was answered is lost or there twice.
+func TestThreeHosts(t *testing.T) {
+	c := newCluster(t, 3, Config{NewApp: newCounter(nil)})
+	c.create(1, 2)
+	want := map[PartitionID][]string{}
+	publish := func(round, n int) {
+		for i := range n {
+			for id := PartitionID(1); id <= 2; id++ {
+				body := fmt.Sprintf("%d-%d", round, i)
+				if o := c.publish(id, body); o != Offset(len(want[id])) {
+					t.Fatalf("%s of %v stands at %d, after %d", body, id, o, len(want[id]))
+				}
+				want[id] = append(want[id], body)
+			}
+		}
+	}
+	for round := range 4 {
+		publish(2*round, 10)
+		dead := c.leader(1)
+		dead.kill()
+		publish(2*round+1, 10)
+		c.agree(1, want[1])
+		dead.start()
+		c.isUp(dead.id, true)
+		c.agree(1, want[1])
+		c.agree(2, want[2])
+	}
+	lead := c.leader(1)
+	if r, err := lead.Propose(within(t), 1, []byte("hello")); err != nil || r != "1:hello" {
+		t.Fatalf("a command gives %v, %v", r, err)
+	}
+	for _, m := range c.nodes {
+		until(t, fmt.Sprintf("%v has applied the command", m.id), func() bool {
+			n := uint64(0)
+			if err := m.View(within(t), 1, func(a App, _ Position) { n = a.(*counter).n }); err != nil {
+				t.Fatal(err)
+			}
+			return n == 1
+		})
+		if m == lead {
+			continue
+		}
+		var elsewhere *ErrNotLeader
+		if _, err := m.Publish(within(t), 1, batch("a")); !errors.As(err, &elsewhere) || elsewhere.Leader != lead.id {
+			t.Fatalf("%v answers %v while %v leads", m.id, err, lead.id)
+		}
+	}
+}
+
+// withIDs encodes bodies as one batch, each with an id of its own.
+func withIDs(bodies ...string) []byte {
+	recs := make([]record.Record, len(bodies))
+	for i, b := range bodies {
+		recs[i] = record.Record{ID: b, Body: []byte(b)}
+	}
+	return record.Append(nil, record.Meta{}, recs)
+}
