@@ -441,6 +441,11 @@ func (s *Store) apply(b *Batch, sync bool) (n uint64, err error) {
 	// One at a time: the counter must rise in the order of the log file.
 	s.commitMu.Lock()
 	defer s.commitMu.Unlock()
+	return s.applyLocked(b, sync)
+}
+
+// applyLocked needs commitMu.
+func (s *Store) applyLocked(b *Batch, sync bool) (n uint64, err error) {
 	for i := range b.edits {
 		e := &b.edits[i]
 		if e.blind {

@@ -1,6 +1,7 @@
 package logstore
 
 import (
+	"encoding/binary"
 	"fmt"
 	"sync"
 	"testing"
@@ -159,5 +160,42 @@ func BenchmarkReopen(b *testing.B) {
 			b.Fatal(err)
 		}
 		b.StartTimer()
+	}
+}
+
+// BenchmarkSnapshot streams a partition of 64 MiB, in entries of 16 KiB, from one
+// store into another one on the same disk, until it is there and durable.
+func BenchmarkSnapshot(b *testing.B) {
+	cfg := Config{Dir: b.TempDir() + "/from", ScrubBytesPerSecond: -1}
+	from := mustOpen(b, cfg)
+	defer from.Close()
+	cfg.Dir = b.TempDir() + "/to"
+	to := mustOpen(b, cfg)
+	defer to.Close()
+	const count = 4096
+	for i := uint64(1); i <= count; i++ {
+		commit(b, from, func(b *Batch) {
+			_ = b.Append(7, []Entry{entry(1, i, 16<<10)})
+			_ = b.Set(Offsets, 7, binary.BigEndian.AppendUint64(nil, i), make([]byte, 40))
+		})
+	}
+	b.SetBytes(count * 16 << 10)
+	for b.Loop() {
+		e, err := from.Export(7, time.Minute, time.Minute)
+		if err != nil {
+			b.Fatal(err)
+		}
+		if err := e.Begin(count, nil, func(uint64) ([]byte, error) { return nil, nil }); err != nil {
+			b.Fatal(err)
+		}
+		r, _ := e.From(0)
+		im, _ := to.NewImport(7)
+		if err := im.Read(r); err != nil {
+			b.Fatal(err)
+		}
+		if err := im.Switch(HardState{Term: 1, Commit: count}, nil); err != nil {
+			b.Fatal(err)
+		}
+		e.Close()
 	}
 }

@@ -10,6 +10,7 @@
 //	WITNESS    how far the store was synced, told apart from the store itself
 //	PARTITIONS which partitions there are, whatever becomes of the tables
 //	pebble/    one Pebble store: one log file for all partitions, tables, values
+//	incoming/  tables of a snapshot, before they are part of it
 //
 // A partition has a log of entries, a hard state, named values, and rows in the
 // namespaces Offsets, IDs, Producers and AppRows. What the rows mean is the
@@ -53,6 +54,9 @@
 // the disk, so what is there is what a power cut would have left. After a
 // restart the log is replayed into new tables and synced anew, which settles
 // what the failed fsync had left in doubt.
+//
+// One partition can be streamed as it is at one moment (Export), and take the
+// place of what another store has of it (Import): all at once, or not at all.
 //
 // # What it refuses
 //

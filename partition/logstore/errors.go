@@ -194,6 +194,44 @@ func (e *ErrBadBatch) Error() string {
 	return fmt.Sprintf("batch refused for p%d: %s", e.Partition, e.What)
 }
 
+// ErrExportOver tells that an export went on for longer than it may, or that
+// nobody read it for a while.
+type ErrExportOver struct{ Partition uint64 }
+
+func (e *ErrExportOver) Error() string {
+	return fmt.Sprintf("the export of p%d took too long and was ended: begin another", e.Partition)
+}
+
+// ErrBadSnapshot tells that a snapshot that came is not what was sent. Nothing of
+// it was taken over.
+type ErrBadSnapshot struct {
+	Partition uint64
+	What      string
+	Err       error
+}
+
+func (e *ErrBadSnapshot) Error() string {
+	s := fmt.Sprintf("the snapshot of p%d was refused: %s", e.Partition, e.What)
+	if e.Err != nil {
+		s += " (" + e.Err.Error() + ")"
+	}
+	return s + "; nothing was changed: it has to be sent again"
+}
+
+func (e *ErrBadSnapshot) Unwrap() error { return e.Err }
+
+// ErrSnapshotGap tells that a snapshot's stream does not go on where the last one
+// broke off.
+type ErrSnapshotGap struct {
+	Partition uint64
+	Stream    uint64 // the one that is half here; 0 for none
+	Next      uint64 // its next chunk
+}
+
+func (e *ErrSnapshotGap) Error() string {
+	return fmt.Sprintf("of the snapshot of p%d chunk %d of stream %x is next: go on there", e.Partition, e.Next, e.Stream)
+}
+
 // Fault is what Config.OnFault is told.
 type Fault struct {
 	// Stopped tells that the store has stopped: it is the end of the store,

@@ -189,6 +189,9 @@ func (s *Store) checkTable(path string, t tableFile) (why error, lost bool) {
 			break // only deleted ranges
 		}
 		key, seq := kv.K.UserKey, uint64(kv.SeqNum())
+		if seq == 0 && t.lowSeq == t.highSeq {
+			seq = t.lowSeq // of a snapshot: the MANIFEST alone has its number
+		}
 		if bytes.Compare(key, t.first) < 0 || bytes.Compare(key, t.last) > 0 || seq < t.lowSeq || seq > t.highSeq {
 			return errors.New("it holds what another table should hold"), true
 		}

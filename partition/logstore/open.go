@@ -102,6 +102,8 @@ func (s *Store) open() error {
 	}
 	if s.cfg.ReadOnly {
 		s.synced.Store(s.counter)
+	} else {
+		s.sweepIncoming()
 	}
 	if f := s.failure.Load(); f != nil {
 		return f

@@ -47,6 +47,8 @@ func (s *Store) pebbleOptions(readOnly bool) *pebble.Options {
 	}
 	// Pebble would look at a table that does not read again and again, at once.
 	o.DisableTableStats = s.unsure
+	// What takes a snapshot in has flushed before; every record of the log is a batch.
+	o.Experimental.DisableIngestAsFlushable = func() bool { return true }
 	o.Experimental.EnableDeleteOnlyCompactionExcises = func() bool { return true }
 	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
 		return pebble.ValueSeparationPolicy{

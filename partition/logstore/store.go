@@ -64,6 +64,9 @@ type Store struct {
 	stopped chan struct{}
 	watched chan struct{}
 
+	exportMu sync.Mutex
+	exports  map[*Export]bool // that are open
+
 	scrubMu   sync.Mutex
 	scrubbed  ScrubState // guarded by scrubMu
 	scrubOnce sync.Once
@@ -210,6 +213,7 @@ func (s *Store) Close() error {
 	if s.users.Load() != closedBit {
 		<-s.drained
 	}
+	s.endExports() // no new one begins now
 	return s.shut()
 }
 
