@@ -78,3 +78,56 @@ func TestDamagedMessage(t *testing.T) {
 		})
 	}
 }
+
+// What cannot be read says nothing of the consumers: the circuit breaker does not
+// count it, and as a probe it neither closes the circuit nor draws the wait out.
+func TestDamagedIsNoFailure(t *testing.T) {
+	w := newWorld(1)
+	s := w.shell()
+	p := Default()
+	p.BreakerKeys, p.BreakerPercent = 3, 50
+	if err := s.CreateGroup(context.Background(), 1, GroupSpec{ID: 1, Name: "G", Policy: p}); err != nil {
+		t.Fatal(err)
+	}
+	w.publish(1, "a", "b", "c", "d", "e")
+	w.parts[1].damaged = map[partition.Offset]bool{0: true, 1: true, 2: true, 3: true}
+	take := func() []Delivery {
+		ds, _, err := s.Receive(context.Background(), ReceiveRequest{Group: 1, Member: "A", Session: 1, Shares: []Share{{Partition: 1}}, Max: 10, MaxBytes: 1 << 20})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ds
+	}
+	if ds := take(); len(ds) != 1 || string(ds[0].Message.Record.Key) != "e" {
+		t.Fatalf("got %v", ds)
+	}
+	st, err := s.Stats(context.Background(), 1, 1)
+	if err != nil || st.Counts.Dead != 4 || st.Circuit.Open || st.Circuit.Opened != 0 {
+		t.Fatalf("four dead letters and a closed circuit: %+v, %v", st, err)
+	}
+}
+
+// What an at-most-once group was handed and nobody can read is lost to it, and told.
+func TestDamagedOfAtMostOnce(t *testing.T) {
+	w := newWorld(1)
+	s := w.shell()
+	var lost []string
+	s.Lost = func(g GroupID, bad *partition.ErrUnreadable) { lost = append(lost, g.String()+" "+bad.What()) }
+	p := Default()
+	p.AtMostOnce = true
+	if err := s.CreateGroup(context.Background(), 1, GroupSpec{ID: 1, Name: "G", Policy: p}); err != nil {
+		t.Fatal(err)
+	}
+	w.publish(1, "a", "b", "c")
+	w.parts[1].damaged = map[partition.Offset]bool{1: true}
+	ds, _, err := s.Receive(context.Background(), ReceiveRequest{Group: 1, Member: "A", Session: 1, Shares: []Share{{Partition: 1}}, Max: 10, MaxBytes: 1 << 20})
+	if err != nil || len(ds) != 2 {
+		t.Fatalf("got %v, %v", ds, err)
+	}
+	if got := strings.Join(lost, "; "); got != "g1 the message at offset 1" {
+		t.Errorf("lost: %s", got)
+	}
+	if st, err := s.Stats(context.Background(), 1, 1); err != nil || st.Counts.Acked != 3 || st.Counts.Dead != 0 {
+		t.Errorf("%+v, %v", st, err)
+	}
+}

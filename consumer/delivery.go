@@ -62,6 +62,9 @@ const (
 	Reject  Action = 3
 	Extend  Action = 4
 	Release Action = 5
+	// bury is the leader's reject of a message that cannot be read. It says
+	// nothing of who was to handle it.
+	bury Action = 6
 )
 
 // String prints the action as ack, nack, reject, extend, release.
@@ -77,6 +80,8 @@ func (a Action) String() string {
 		return "extend"
 	case Release:
 		return "release"
+	case bury:
+		return "bury"
 	default:
 		return "unknown"
 	}

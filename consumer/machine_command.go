@@ -336,7 +336,7 @@ func (s *settlements) next() (t Token, a Action, delay partition.Millis, reason 
 		s.total += int(n)
 	}
 	a = Action(head & settleAction)
-	if a < Ack || a > Release || len(reason) > MaxReason {
+	if a < Ack || a > bury || len(reason) > MaxReason {
 		s.fail("impossible settlement")
 	}
 	if s.total > maxSettlements {

@@ -532,12 +532,9 @@ func (g *group) wait(i int32) {
 // or the dead letters, in the same log entry (P7). It tells whether it died.
 func (g *group) fail(i int32, how ending, reason string, delay partition.Millis) bool {
 	e := &g.entries[i]
-	g.retried++
-	a := Attempt{
-		Attempt: e.attempts, Member: g.members[e.member].name,
-		HandedOut: e.handedAt, Ended: g.clock, Outcome: how.String(), Reason: reason,
-	}
 	free := g.broke(e.keyHash, e.handOut) && how != byReject
+	a := g.attempt(e, how, reason)
+	g.retried++
 	g.endHandOut(i, how)
 	if how == byReject || !free && g.policy.MaxAttempts > 0 && e.attempts >= g.policy.MaxAttempts {
 		g.die(i, a)
@@ -560,6 +557,26 @@ func (g *group) fail(i int32, how ending, reason string, delay partition.Millis)
 	}
 	g.settleIn(i)
 	return false
+}
+
+// bury makes a dead letter of a message that cannot be read. No consumer failed,
+// so the circuit breaker hears nothing of it but that another probe may go.
+func (g *group) bury(i int32, reason string) bool {
+	e := &g.entries[i]
+	a := g.attempt(e, byReject, reason)
+	g.retried++
+	g.gaveBack(e.handOut)
+	g.endHandOut(i, byReject)
+	g.die(i, a)
+	return true
+}
+
+// attempt is what is written down of a hand-out that ends now.
+func (g *group) attempt(e *entry, how ending, reason string) Attempt {
+	return Attempt{
+		Attempt: e.attempts, Member: g.members[e.member].name,
+		HandedOut: e.handedAt, Ended: g.clock, Outcome: how.String(), Reason: reason,
+	}
 }
 
 // memberOf finds a member's slot, or makes one.

@@ -46,6 +46,8 @@ func (g *group) settle(t Token, a Action, delay partition.Millis, reason []byte)
 		return SettleResult{Dead: g.fail(i, byNack, string(reason), delay)}
 	case Reject:
 		return SettleResult{Dead: g.fail(i, byReject, string(reason), 0)}
+	case bury:
+		return SettleResult{Dead: g.bury(i, string(reason))}
 	case Extend:
 		return g.extend(i, delay)
 	case Release:

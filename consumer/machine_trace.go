@@ -251,7 +251,7 @@ func (t *tracer) settle(at partition.Index, h header, g *traced, a Action, delay
 		g.out, g.settled, g.replayed = false, true, false
 	case Nack:
 		t.failed(at, h, g, "nacked", reason, delay, false)
-	case Reject:
+	case Reject, bury:
 		t.failed(at, h, g, "rejected", reason, 0, true)
 	case Extend:
 		if delay == 0 {

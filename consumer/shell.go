@@ -37,6 +37,9 @@ type Shell struct {
 	// Explain says in words, and with names, before what a group stands and how
 	// it goes on. It must not block. Set before use.
 	Explain func(GroupID, *partition.ErrUnreadable) string
+	// Lost hears of a message that an at-most-once group was handed and that cannot
+	// be read: it comes to nobody again. It must not block. Set before use.
+	Lost func(GroupID, *partition.ErrUnreadable)
 
 	clocks sync.Map // groupIn → *sharedClock
 	calls  atomic.Uint64
@@ -48,7 +51,7 @@ func NewShell(h *partition.Host, tag uint64) *Shell { return NewShellOver(h, tag
 
 // NewShellOver is NewShell over anything that does what a host does.
 func NewShellOver(h Replicas, tag uint64) *Shell {
-	return &Shell{host: h, seal: newSealer(tag), Explain: unreadText, Now: func() partition.Millis {
+	return &Shell{host: h, seal: newSealer(tag), Explain: unreadText, Lost: func(GroupID, *partition.ErrUnreadable) {}, Now: func() partition.Millis {
 		return partition.Millis(time.Now().UnixMilli())
 	}}
 }

@@ -66,18 +66,23 @@ const Damaged = "damaged: "
 // bury rejects hand-outs, sorted by offset, whose messages are damaged: they are
 // charged to nobody's handling, come again to nobody, and are dead letters, which
 // can be replayed when they read again. Where this fails they lapse, and come
-// here once more. What an at-most-once group was handed is settled.
+// here once more. What an at-most-once group was handed is settled, and lost to it,
+// which Lost hears.
 func (s *Shell) bury(pid partition.PartitionID, gid GroupID, hs []handOut, bad []*partition.ErrUnreadable) {
 	var what []Settlement
 	for _, b := range bad {
 		n, ok := slices.BinarySearchFunc(hs, b.Offset, func(h handOut, o partition.Offset) int { return cmp.Compare(h.Offset, o) })
-		if !ok || hs[n].Settled {
+		if !ok {
+			continue
+		}
+		if hs[n].Settled {
+			s.Lost(gid, b)
 			continue
 		}
 		reason := Damaged + b.Why()
 		what = append(what, Settlement{
 			Token:  Token{Partition: pid, Group: gid, Epoch: hs[n].Epoch, Offset: b.Offset, HandOut: hs[n].Number, Ordinal: hs[n].Ordinal},
-			Action: Reject, Reason: strings.ToValidUTF8(reason[:min(len(reason), MaxReason)], ""),
+			Action: bury, Reason: strings.ToValidUTF8(reason[:min(len(reason), MaxReason)], ""),
 		})
 	}
 	ctx := context.Background()

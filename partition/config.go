@@ -39,6 +39,8 @@ type Config struct {
 	OnRole func(id PartitionID, leader NodeID, leading bool, term uint64)
 	// Logger takes what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
+	// Name is what the log calls a partition. It must not block. Default: its id.
+	Name func(PartitionID) string
 
 	// TailCacheBytes bounds what of all partitions is kept in memory for readers:
 	// three quarters are for the newest batches, one for what groups that lag read
@@ -99,6 +101,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
+	}
+	if c.Name == nil {
+		c.Name = PartitionID.String
 	}
 	def(&c.TailCacheBytes, 64<<20)
 	def(&c.QueueBytes, 64<<20)

@@ -433,7 +433,7 @@ func (c *core) guard(r *replica, fn func() error) (err error) {
 			err = e
 		} else {
 			err = fmt.Errorf("panic: %v", v)
-			c.cfg.Logger.Error("a partition panicked", "partition", r.id.String(), "panic", v, "stack", string(debug.Stack()))
+			c.cfg.Logger.Error("a partition panicked", "partition", c.cfg.Name(r.id), "panic", v, "stack", string(debug.Stack()))
 		}
 	}()
 	return fn()
@@ -444,7 +444,7 @@ func (c *core) guard(r *replica, fn func() error) (err error) {
 func (c *core) fail(r *replica, err error) {
 	d := Damaged(r.id, storeError(r.id, err))
 	r.fault = d
-	c.cfg.Logger.Error("a partition stopped", "partition", r.id.String(), "err", d)
+	c.cfg.Logger.Error("a partition stopped", "partition", c.cfg.Name(r.id), "entries", d.Entries(), "why", d.Why)
 	if r.log != nil && r.unsaved {
 		// The rows of the entries that were applied are in the batch; how far
 		// they reach must be there too, or a restart would apply them twice.

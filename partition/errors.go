@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/internal/format"
+	"github.com/strandmq/strandmq/partition/logstore"
 )
 
 // ErrUnknownPartition tells that this node has no such partition. The route
@@ -133,7 +134,7 @@ func (e *ErrNotStored) Error() string {
 // it. The other partitions of the node go on.
 type ErrDamaged struct {
 	Partition PartitionID
-	From, To  Index // entries concerned; 0, 0: not known
+	From, To  Index // entries concerned; 0, 0: not known; a To below From: to an end that is not known
 	Why       string
 	Newer     *format.ErrNewer // nothing is damaged: a newer version reads it
 }
@@ -163,6 +164,14 @@ func (e *ErrDamaged) Unwrap() error {
 	return e.Newer
 }
 
+// Entries says which entries are concerned; empty: that is not known.
+func (e *ErrDamaged) Entries() string {
+	if e.From == 0 && e.To == 0 {
+		return ""
+	}
+	return logstore.Entries(uint64(e.From), uint64(e.To))
+}
+
 func (e *ErrDamaged) Error() string {
 	if e.Newer != nil {
 		return fmt.Sprintf("partition %v stopped: %s", e.Partition, e.Why)
@@ -170,8 +179,8 @@ func (e *ErrDamaged) Error() string {
 	if e.From == 0 && e.To == 0 {
 		return fmt.Sprintf("partition %v stopped: %s: restore it from a backup or another replica", e.Partition, e.Why)
 	}
-	return fmt.Sprintf("partition %v stopped at entries %d to %d: %s: restore them from a backup or another replica",
-		e.Partition, e.From, e.To, e.Why)
+	return fmt.Sprintf("partition %v stopped (%s of its log): %s: restore it from a backup or another replica",
+		e.Partition, e.Entries(), e.Why)
 }
 
 // ErrUnreadable tells that one message, or several in a row, cannot be read.

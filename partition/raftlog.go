@@ -175,7 +175,7 @@ func storeError(id PartitionID, err error) error {
 	if !errors.As(err, &d) {
 		return err
 	}
-	out := &ErrDamaged{Partition: id, Why: d.Error()}
+	out := &ErrDamaged{Partition: id, Why: d.Brief()}
 	for _, r := range d.Ranges {
 		if r.Partition == uint64(id) {
 			out.From, out.To = Index(r.Low), Index(r.High)

@@ -313,6 +313,6 @@ func (r *replica) keepDamaged(err error) error {
 	if err = storeError(r.id, err); !errors.As(err, &d) {
 		return err
 	}
-	r.c.cfg.Logger.Warn("what retention removed keeps its room, since it cannot be read", "partition", r.id.String(), "err", d)
+	r.c.cfg.Logger.Warn("what retention removed keeps its room, since it cannot be read", "partition", r.c.cfg.Name(r.id), "entries", d.Entries(), "why", d.Why)
 	return nil
 }

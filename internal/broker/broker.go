@@ -39,6 +39,7 @@ type Broker struct {
 	groups    *consumer.Shell // of this node's partitions
 	parts     partitions      // all, wherever they are led
 	publisher *router.Publisher
+	naming    sync.Mutex // one telling of names at a time
 	topics    topics
 	sessions  *sessions
 	live      *live
@@ -148,6 +149,7 @@ func (b *Broker) open(ctx context.Context) error {
 	var meta *coordinator.App
 	hc := b.cfg.Host
 	hc.Node, hc.Store, hc.Logger = b.cfg.Node, b.store, b.log
+	hc.Name = func(id partition.PartitionID) string { return b.store.NameOf(uint64(id)) }
 	hc.NewApp = func(id partition.PartitionID, rows partition.Rows) (partition.App, error) {
 		if id != partition.Metadata {
 			return consumer.NewApp(id, rows)
@@ -176,12 +178,13 @@ func (b *Broker) open(ctx context.Context) error {
 		return err
 	}
 	b.groups = consumer.NewShell(b.host, b.cluster.TokenSecret)
-	b.groups.Explain = b.standsBefore
+	b.groups.Explain, b.groups.Lost = b.standsBefore, b.lostUnread
 	b.parts, b.retention = own{b}, newRetention(b)
 	b.publisher = router.NewPublisher(b.parts, router.Config{Seed: uint64(time.Now().UnixNano())})
 	if err := b.reconcile(ctx); err != nil {
 		return err
 	}
+	b.namePartitions()
 	b.sessions, b.live = newSessions(), newLive()
 	known := b.coord.View()
 	b.findHolders(ctx)

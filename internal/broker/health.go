@@ -150,10 +150,7 @@ func (b *Broker) damageFaults() []string {
 		}
 		var at []string
 		for _, r := range d.Ranges {
-			where := fmt.Sprintf("%s, from entry %d on", b.partitionName(partition.PartitionID(r.Partition)), r.Low)
-			if r.High != 0 {
-				where = fmt.Sprintf("%s, entries %d to %d", b.partitionName(partition.PartitionID(r.Partition)), r.Low, r.High)
-			}
+			where := b.partitionName(partition.PartitionID(r.Partition)) + ", " + r.Entries()
 			if at = append(at, where); len(at) == maxDamageLines {
 				break
 			}

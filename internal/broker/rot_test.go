@@ -65,7 +65,7 @@ func TestRotIsTold(t *testing.T) {
 		}
 		time.Sleep(time.Millisecond) // between looks at another goroutine's work
 	}
-	want := "concerned: partition 0 of topic t, entries "
+	want := "concerned: partition 0 of topic t, entry "
 	code, body := get(t, b.URL()+"/readyz?verbose")
 	if code != 200 || !strings.Contains(body, "[!] damaged in ") || !strings.Contains(body, want) || !strings.Contains(body, "[+] scrub: ") {
 		t.Errorf("readyz: %d %s", code, body)

@@ -150,7 +150,24 @@ func (b *Broker) readyTopic(t *coordinator.Topic) (*coordinator.Topic, error) {
 	if err != nil {
 		return nil, err
 	}
+	b.namePartitions()
 	return b.coord.FinishTopic(ctx, t.ID)
+}
+
+// namePartitions tells the store what the partitions are called, for messages
+// about damage where the metadata log cannot be asked.
+func (b *Broker) namePartitions() {
+	b.naming.Lock() // from an older map nothing is told after a newer one
+	defer b.naming.Unlock()
+	all := map[uint64]string{uint64(partition.Metadata): b.partitionName(partition.Metadata)}
+	for t := range b.coord.View().Topics() {
+		for _, p := range t.Partitions {
+			all[uint64(p.ID)] = b.partitionName(p.ID)
+		}
+	}
+	if err := b.store.Name(all); err != nil && b.failure() == nil {
+		b.log.Warn("the names of partitions are not written down: messages about damage have numbers instead", "err", err)
+	}
 }
 
 // removeTopic does the partitions' part of a deletion that was begun.
@@ -163,7 +180,11 @@ func (b *Broker) removeTopic(t *coordinator.Topic) error {
 	if err != nil {
 		return err
 	}
-	return b.coord.RemoveTopic(ctx, t.ID)
+	if err := b.coord.RemoveTopic(ctx, t.ID); err != nil {
+		return err
+	}
+	b.namePartitions()
+	return nil
 }
 
 // readyGroup has every partition that works log a group as the map has it, new or

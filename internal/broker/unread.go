@@ -8,6 +8,12 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
+// lostUnread notes what an at-most-once group was handed and nobody could read.
+func (b *Broker) lostUnread(id consumer.GroupID, bad *partition.ErrUnreadable) {
+	b.log.Warn("a message cannot be read and is lost to an at-most-once group, which does not get it again", "group", b.groupName(coordinator.GroupID(id)),
+		"partition", b.partitionName(bad.Partition), "offset", uint64(bad.Offset), "why", bad.Why())
+}
+
 // standsBefore says before what a group stands that cannot be read, and how it
 // goes on.
 func (b *Broker) standsBefore(id consumer.GroupID, bad *partition.ErrUnreadable) string {

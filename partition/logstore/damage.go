@@ -43,7 +43,12 @@ func (s *Store) reportDamage(d *ErrDamaged) {
 	if told {
 		return
 	}
-	s.cfg.Logger.Error("damaged data", "file", d.File, "what", d.What, "ranges", fmt.Sprint(d.Ranges), "err", d.Err)
+	d.Names = s.called()
+	affected := make([]string, 0, len(d.Ranges))
+	for _, r := range d.Ranges {
+		affected = append(affected, d.Affected(r))
+	}
+	s.cfg.Logger.Error("damaged data", "file", d.File, "what", d.What, "affected", affected, "err", d.Err)
 	select {
 	case s.damages <- d:
 	default: // OnFault is slow; the log has it

@@ -77,6 +77,21 @@ func (r Range) String() string {
 	return fmt.Sprintf("p%d [%d..%d]", r.Partition, r.Low, r.High)
 }
 
+// Entries says which entries a range has: entry 7, entries 7 to 9, from entry 7 on.
+func (r Range) Entries() string { return Entries(r.Low, r.High) }
+
+// Entries says which entries low to high are; a high below low says that the end
+// is not known.
+func Entries(low, high uint64) string {
+	switch {
+	case high < low:
+		return fmt.Sprintf("from entry %d on", low)
+	case high == low:
+		return fmt.Sprintf("entry %d", low)
+	}
+	return fmt.Sprintf("entries %d to %d", low, high)
+}
+
 // ErrDamaged tells that stored data is not what was written. Nothing that it
 // names is served; nothing is cut off to make it fit.
 type ErrDamaged struct {
@@ -85,6 +100,29 @@ type ErrDamaged struct {
 	What   string  // what is wrong
 	Ranges []Range // parts of logs that are or may be lost; empty when it cannot be told
 	Err    error   // the error below, if any
+
+	Names map[uint64]string // what people call the partitions, where that is known
+}
+
+// Brief is what is wrong and in which file, for who knows of what and what to do.
+func (e *ErrDamaged) Brief() string {
+	out := e.What
+	if e.File != "" && !strings.Contains(fmt.Sprint(e.Err), e.File) {
+		out += ", file " + e.File
+	}
+	if e.Err != nil {
+		out += " (" + e.Err.Error() + ")"
+	}
+	return out
+}
+
+// Affected names a range, by its name if there is one, else as p3.
+func (e *ErrDamaged) Affected(r Range) string {
+	name := e.Names[r.Partition]
+	if name == "" {
+		name = fmt.Sprintf("p%d", r.Partition)
+	}
+	return name + ", " + r.Entries()
 }
 
 func (e *ErrDamaged) Error() string {
@@ -105,9 +143,9 @@ func (e *ErrDamaged) Error() string {
 				break
 			}
 			if i > 0 {
-				b.WriteString(", ")
+				b.WriteString("; ")
 			}
-			b.WriteString(r.String())
+			b.WriteString(e.Affected(r))
 		}
 	}
 	if e.Err != nil {

@@ -44,6 +44,7 @@ func Open(cfg Config) (*Store, error) {
 		if f := s.failure.Load(); f != nil {
 			err = s.openError(f)
 		}
+		err = s.named(err)
 		_ = s.abandon()
 		return nil, err
 	}
@@ -85,6 +86,7 @@ func (s *Store) open() error {
 	}
 	var t testimony
 	if !fresh {
+		s.loadNames()
 		if t, fresh, err = s.readWitness(); err != nil {
 			return err
 		}
@@ -146,7 +148,7 @@ func (s *Store) lookAt() (fresh bool, err error) {
 			engine = true
 		case registryName, registryNew:
 			list = true
-		case lockName, "lost+found":
+		case lockName, namesName, namesNew, "lost+found":
 		default:
 			others = append(others, name)
 		}

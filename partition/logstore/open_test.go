@@ -245,7 +245,7 @@ func TestRolledBack(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Fatal(err)
 	}
-	openFails[*ErrDamaged](t, testConfig(old.fs(t)), "older than what was acknowledged; affected: p4 [3..]")
+	openFails[*ErrDamaged](t, testConfig(old.fs(t)), "older than what was acknowledged; affected: p4, from entry 3 on")
 }
 
 // TestWitnessFollows waits for the witness to learn of a synced batch by itself.

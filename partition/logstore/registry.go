@@ -12,7 +12,6 @@ import (
 	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
 )
 
 // The registry is a small file beside the tables that lists the partitions, so
@@ -162,7 +161,7 @@ func (s *Store) saveRegistry() error {
 	}
 	b := encodeRegistry(s.id.store, synced, ps)
 	sum := binary.LittleEndian.Uint32(b[len(b)-4:]) // a file may change what it is given to write
-	if err := s.writeRegistry(b); err != nil {
+	if err := s.replaceFile(registryName, registryNew, b); err != nil {
 		s.fail("write", registryName, err)
 	}
 	if f := s.failure.Load(); f != nil {
@@ -172,23 +171,6 @@ func (s *Store) saveRegistry() error {
 	g.crc = sum
 	g.mu.Unlock()
 	return nil
-}
-
-func (s *Store) writeRegistry(b []byte) error {
-	path := s.fs.PathJoin(s.cfg.Dir, registryName)
-	beside := s.fs.PathJoin(s.cfg.Dir, registryNew)
-	f, err := s.fs.Create(beside, vfs.WriteCategoryUnspecified)
-	if err != nil {
-		return err
-	}
-	_, err = f.Write(b)
-	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
-		return err
-	}
-	if err := s.fs.Rename(beside, path); err != nil {
-		return err
-	}
-	return s.syncDir(s.cfg.Dir)
 }
 
 // readRegistry reads the file. why tells what is the matter with it, if it says

@@ -52,6 +52,7 @@ type Store struct {
 	damage   []Damage        // found, and not written over since
 	merges   *compactions
 	registry registry
+	names    names
 	unsure   bool // a table does not read as a whole; set before Pebble opens
 
 	// users counts the calls under way, plus closedBit once Close began; drained
