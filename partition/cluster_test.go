@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,9 +20,12 @@ type cluster struct {
 	t     testing.TB
 	nodes []*member
 	cfg   Config
+	with  func(*member, *Config)
 
 	mu  sync.RWMutex
 	cut map[[2]NodeID]bool // from, to: nothing comes through
+
+	stuck atomic.Int64 // frames that told of a disk that hangs
 }
 
 // member is a host over a store in memory that is stopped, cut and started.
@@ -34,6 +38,8 @@ type member struct {
 	*Host
 	in   chan parcel
 	done chan struct{}
+
+	stallAfter time.Duration
 }
 
 // parcel is what goes over the wire.
@@ -86,6 +92,7 @@ func (m *member) start() {
 	m.c.t.Helper()
 	var err error
 	sc := storeConfig(m.fs)
+	sc.StallAfter = m.stallAfter
 	if m.store, err = logstore.Open(sc); err != nil {
 		m.c.t.Fatal(err)
 	}
@@ -95,6 +102,9 @@ func (m *member) start() {
 		cfg.Tick = 10 * time.Millisecond
 	}
 	cfg.Send = m.send
+	if m.c.with != nil {
+		m.c.with(m, &cfg)
+	}
 	if m.Host, err = Open(cfg); err != nil {
 		m.c.t.Fatal(err)
 	}
@@ -120,6 +130,9 @@ func (m *member) send(to NodeID, frames []Frame) {
 	c.mu.RLock()
 	defer c.mu.RUnlock()
 	dest := c.node(to)
+	if frames[0].kind == frameStuck {
+		c.stuck.Add(1)
+	}
 	if dest.in == nil || c.cut[[2]NodeID{m.id, to}] {
 		return
 	}

@@ -78,6 +78,8 @@ type Config struct {
 	// Default 32 MiB, taken with the first id: enough for 26 million. Beyond
 	// that new ids are looked up on disk more and more often, 10 µs each.
 	IDFilterBytes int64
+	// uncommittedBytes is set by tests, to fill a log with little.
+	uncommittedBytes uint64
 	// bucketOffsets is set by tests, so that a few messages make many buckets.
 	bucketOffsets Offset
 	// Seed makes proposal ids differ between runs. Default: random.
@@ -115,6 +117,9 @@ func (c Config) withDefaults() Config {
 	def(&c.IDFilterBytes, 32<<20)
 	if c.bucketOffsets == 0 {
 		c.bucketOffsets = bucketOffsets
+	}
+	if c.uncommittedBytes == 0 {
+		c.uncommittedBytes = maxUncommittedBytes
 	}
 	if c.EntryBytes == 0 {
 		c.EntryBytes = 1 << 20

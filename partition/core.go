@@ -133,7 +133,7 @@ func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
 		r.trims.push(p)
 	}
 	if r.isLead {
-		r.asleep = false
+		r.rouse()
 	}
 	c.touch(r)
 }
@@ -218,18 +218,19 @@ func (c *core) receive(f Frame) {
 	case frameResign:
 		if r.leader == f.From && r.term == f.m.GetTerm() {
 			c.forget(r)
+			c.runCampaigns()
 		}
 		return
 	case frameHeard:
 		// It says nothing that a leader that sleeps does not know.
 	case framePreVote, frameVote:
-		r.asleep = false
+		r.rouse()
 		if r.leader == f.From && f.m.GetTerm() > r.term {
 			// Who asks for votes leads no more, whoever still believes it.
 			c.forget(r)
 		}
 	default:
-		r.asleep = false
+		r.rouse()
 	}
 	c.step(r, f.m)
 }

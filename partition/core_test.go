@@ -21,6 +21,8 @@ type rig struct {
 	nodes map[NodeID]*rigNode
 	now   Millis
 	buf   strings.Builder
+	ticks uint64            // of run
+	saw   map[string]string // what news was told last of each node and partition
 }
 
 type rigNode struct {
@@ -29,12 +31,24 @@ type rigNode struct {
 	store  *logstore.Store
 	core   *core
 	writes []*write
+	off    bool
+	with   func(*Config) // settings of its own
 }
 
 // TestCore runs the scripts in testdata/core. The commands:
 //
 //	nodes N                      N nodes with empty stores
-//	create p=P                   a partition with all nodes as voters
+//	create p=P [voters=(n1,n2)]  a partition on all nodes, with these as voters or all
+//	join n=N p=P as=R            a replica that has nothing
+//	drop n=N p=P                 the replica is deleted
+//	off n=N                      a node stands still, and nothing reaches it
+//	on n=N                       and goes on
+//	down n=N, up n=N             the others hear that a node is down, or there
+//	stuck n=N                    the others hear that its disk hangs
+//	run ticks=C                  the clock of all nodes, each tick settled; who came to lead or fell asleep
+//	change n=N p=P kind=add replica=R    or promote, demote, remove
+//	transfer n=N p=P to=R
+//	members p=P                  as each node sees them
 //	campaign n=N p=P             a replica tries to lead
 //	publish n=N p=P [producer=X seq=S]   one batch; a line per record: [id=I] [key=K] body
 //	propose n=N p=P              a line per command
@@ -64,6 +78,16 @@ func TestCore(t *testing.T) {
 	})
 }
 
+// begin makes nodes with empty stores.
+func (r *rig) begin(count int) {
+	r.nodes = make(map[NodeID]*rigNode)
+	for i := range count {
+		n := &rigNode{id: NodeID(i + 1), fs: vfs.NewCrashableMem()}
+		r.nodes[n.id] = n
+		r.open(n)
+	}
+}
+
 func (r *rig) close() {
 	for _, n := range r.nodes {
 		n.store.Close()
@@ -76,7 +100,11 @@ func (r *rig) open(n *rigNode) {
 	if n.store, err = logstore.Open(cfg); err != nil {
 		r.t.Fatal(err)
 	}
-	n.core = newCore(Config{Node: n.id, Store: n.store, Seed: uint64(n.id), NewApp: newCounter(nil)}.withDefaults())
+	cc := Config{Node: n.id, Store: n.store, Seed: uint64(n.id), NewApp: newCounter(nil)}
+	if n.with != nil {
+		n.with(&cc)
+	}
+	n.core = newCore(cc.withDefaults())
 	n.writes = nil
 	ids, err := n.store.Partitions()
 	if err != nil {
@@ -87,6 +115,15 @@ func (r *rig) open(n *rigNode) {
 			r.t.Fatal(err)
 		}
 	}
+}
+
+// reopen starts a node again with other settings.
+func (r *rig) reopen(n *rigNode, with func(*Config)) {
+	n.with = with
+	fs := n.fs.CrashClone(vfs.CrashCloneCfg{})
+	n.store.Close()
+	n.fs = fs
+	r.open(n)
 }
 
 func (r *rig) run(d *datadriven.TestData) {
@@ -100,21 +137,87 @@ func (r *rig) run(d *datadriven.TestData) {
 	p := PartitionID(arg("p"))
 	switch d.Cmd {
 	case "nodes":
-		r.nodes = make(map[NodeID]*rigNode)
 		var count int
 		fmt.Sscan(d.CmdArgs[0].Key, &count)
-		for i := range count {
-			n := &rigNode{id: NodeID(i + 1), fs: vfs.NewCrashableMem()}
-			r.nodes[n.id] = n
-			r.open(n)
-		}
+		r.begin(count)
 	case "create":
 		var all []ReplicaID
 		for _, n := range r.sorted() {
 			all = append(all, n.id.Replica())
 		}
+		for _, a := range d.CmdArgs {
+			if a.Key == "voters" {
+				all = nil
+				for _, v := range a.Vals {
+					all = append(all, r.replica(v))
+				}
+			}
+		}
 		for _, n := range r.sorted() {
 			r.complain(n.core.create(p, n.id.Replica(), all...))
+		}
+	case "join":
+		r.complain(n.core.join(p, r.named(d, "as")))
+		w, err := n.store.Commit(n.store.NewBatch()) // as Host.Join does
+		r.complain(err)
+		r.complain(w.Wait())
+	case "drop":
+		_, err := n.core.drop(p)
+		r.complain(err)
+	case "off":
+		n.off = true
+	case "on":
+		n.off = false
+	case "down", "up", "stuck":
+		for _, m := range r.sorted() {
+			if m == n {
+				continue
+			}
+			switch d.Cmd {
+			case "down":
+				m.core.down(n.id)
+			case "up":
+				m.core.up(n.id)
+			case "stuck":
+				m.core.receive(ourFrame(Metadata, frameStuck, n.id.Replica(), m.id.Replica(), 0, 0))
+			}
+		}
+	case "run":
+		for range arg("ticks") {
+			r.ticks++
+			for _, n := range r.sorted() {
+				if !n.off {
+					n.core.tick()
+				}
+			}
+			r.settle()
+			r.news()
+		}
+	case "change":
+		var kind string
+		d.ScanArgs(r.t, "kind", &kind)
+		ch := Change{Replica: r.named(d, "replica")}
+		for k := AddLearner; k <= Remove; k++ {
+			if k.String() == kind {
+				ch.Kind = k
+			}
+		}
+		n.core.change(p, ch, r.tell(n, ch.String()))
+	case "transfer":
+		to := r.named(d, "to")
+		n.core.transferTo(p, to, r.tell(n, fmt.Sprintf("transfer to %v", to)))
+	case "members":
+		for _, n := range r.sorted() {
+			rep, err := n.core.replica(p)
+			if err != nil {
+				r.complain(err)
+				continue
+			}
+			info := rep.shelf.info
+			fmt.Fprintf(&r.buf, "%v is %v: voters %v, learners %v\n", n.id, rep.self, info.Voters, info.Learners)
+			for _, f := range info.Followers {
+				fmt.Fprintf(&r.buf, "  %v matches to %d of %d, active %v\n", f.Replica, f.Match, info.LastIndex, f.Active)
+			}
 		}
 	case "campaign":
 		r.complain(n.core.campaign(p))
@@ -137,10 +240,7 @@ func (r *rig) run(d *datadriven.TestData) {
 			}
 			recs = append(recs, rec)
 		}
-		data := record.Append(nil, m, recs)
-		b, _, err := record.Parse(data)
-		r.complain(err)
-		n.core.enqueue(p, &shelf{id: p}, &proposal{kind: Batches, data: data, batch: b, stored: func([]Stored, error) {}})
+		r.publishData(n, p, record.Append(nil, m, recs))
 	case "propose":
 		for line := range strings.Lines(d.Input) {
 			n.core.enqueue(p, &shelf{id: p}, &proposal{kind: Command, data: []byte(strings.TrimSpace(line)), result: func(any, error) {}})
@@ -185,6 +285,9 @@ func (r *rig) run(d *datadriven.TestData) {
 		}
 	case "state":
 		for _, n := range r.sorted() {
+			if n.off {
+				continue
+			}
 			r.complain(n.core.view(p, func(a App, at Position) {
 				role := "follows"
 				if n.core.replicas[p].leading {
@@ -244,6 +347,7 @@ func (r *rig) complain(err error) {
 func (r *rig) pump(n *rigNode) {
 	w, answers, err := n.core.pump(r.now)
 	r.complain(err)
+	n.core.reply()
 	for _, a := range answers {
 		switch {
 		case a.err != nil:
@@ -286,9 +390,12 @@ func (r *rig) settle() {
 	for busy := true; busy; {
 		busy = false
 		for _, n := range r.sorted() {
+			if n.off {
+				continue
+			}
 			for _, f := range r.carried(n.core.takeFrames()) {
 				busy = true
-				if to := r.nodes[f.To.Node()]; to != nil {
+				if to := r.nodes[f.To.Node()]; to != nil && !to.off {
 					to.core.receive(f)
 				}
 			}
@@ -319,4 +426,71 @@ func (r *rig) carried(fs []Frame) []Frame {
 		r.t.Fatal(err)
 	}
 	return out
+}
+
+func (r *rig) publishData(n *rigNode, p PartitionID, data []byte) {
+	b, _, err := record.Parse(data)
+	r.complain(err)
+	n.core.enqueue(p, &shelf{id: p}, &proposal{kind: Batches, data: data, batch: b, stored: func([]Stored, error) {}})
+}
+
+// replica reads n3 or n3.2.
+func (r *rig) replica(s string) ReplicaID {
+	var n, incarnation uint32
+	if _, err := fmt.Sscanf(s, "n%d.%d", &n, &incarnation); err != nil {
+		if _, err := fmt.Sscanf(s, "n%d", &n); err != nil {
+			r.t.Fatalf("%q is no replica", s)
+		}
+	}
+	return NewReplicaID(NodeID(n), incarnation)
+}
+
+func (r *rig) named(d *datadriven.TestData, arg string) ReplicaID {
+	var s string
+	d.ScanArgs(r.t, arg, &s)
+	return r.replica(s)
+}
+
+// tell prints the answer of a call that waits.
+func (r *rig) tell(n *rigNode, what string) func(error) {
+	return func(err error) {
+		if err != nil {
+			fmt.Fprintf(&r.buf, "%v: %s: %v\n", n.id, what, err)
+		} else {
+			fmt.Fprintf(&r.buf, "%v: %s: done\n", n.id, what)
+		}
+	}
+}
+
+// news prints what each node knows otherwise than before.
+func (r *rig) news() {
+	if r.saw == nil {
+		r.saw = make(map[string]string)
+	}
+	for _, n := range r.sorted() {
+		if n.off {
+			continue
+		}
+		for _, rep := range n.core.order {
+			now := "knows no leader"
+			switch {
+			case rep.fault != nil:
+				now = "stopped"
+			case rep.leading:
+				now = fmt.Sprintf("leads in term %d", rep.term)
+			case rep.isLead:
+				now = fmt.Sprintf("is about to lead in term %d", rep.term)
+			case rep.leader != 0:
+				now = fmt.Sprintf("follows %v", rep.leader)
+			}
+			if rep.asleep {
+				now += ", asleep"
+			}
+			at := fmt.Sprintf("%v %v", n.id, rep.id)
+			if r.saw[at] != now {
+				r.saw[at] = now
+				fmt.Fprintf(&r.buf, "tick %d: %s %s\n", r.ticks, at, now)
+			}
+		}
+	}
 }

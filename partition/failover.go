@@ -65,6 +65,11 @@ func (c *core) up(n NodeID) {
 		return
 	}
 	*c.peer(n) = peer{up: true}
+	c.rouseOn(n)
+}
+
+// rouseOn wakes what has a replica on a node that is back.
+func (c *core) rouseOn(n NodeID) {
 	for _, r := range c.order {
 		if r.fault != nil || !r.isOn(n) {
 			continue
@@ -116,7 +121,7 @@ func (c *core) forget(r *replica) {
 		c.fail(r, err)
 		return
 	}
-	r.attempts = 0
+	r.attempts, r.lost = 0, r.leader
 	r.campaignAt = c.ticks + rankTicks*uint64(c.rank(r))
 	if r.votes && r.campaignAt == c.ticks {
 		c.campaigners = append(c.campaigners, r)
@@ -135,7 +140,7 @@ func (c *core) rank(r *replica) int {
 		if v == r.self {
 			break
 		}
-		if known, up := c.heard(v.Node()); up || !known {
+		if known, up := c.heard(v.Node()); (up || !known) && v != r.lost {
 			rank++
 		}
 	}
@@ -180,6 +185,11 @@ func (c *core) runCampaigns() {
 func (c *core) tick() {
 	c.ticks++
 	c.campaigns = 0
+	for n, p := range c.peers {
+		if p.up && p.stuck == c.ticks {
+			c.rouseOn(n) // and with equal ticks in no order that matters
+		}
+	}
 	stuck := c.store.Stuck() > 0
 	for _, r := range c.order {
 		if r.asleep || r.single && r.isLead || r.fault != nil {
@@ -195,7 +205,7 @@ func (c *core) tick() {
 		case r.isLead:
 			c.drowse(r)
 		case r.leader != 0 || !r.votes || stuck:
-			r.campaignAt, r.attempts = 0, 0
+			r.campaignAt, r.attempts, r.lost = 0, 0, 0
 		case r.campaignAt == 0:
 			r.campaignAt = c.ticks + patience + rankTicks*uint64(c.rank(r))
 		case r.campaignAt <= c.ticks && !slices.Contains(c.campaigners, r):
@@ -213,8 +223,8 @@ func (c *core) drowse(r *replica) {
 		r.idle, r.idleAt = 0, r.rlog.last
 		return
 	}
-	if r.idle++; r.idle < sleepAfter {
-		return
+	if r.idle++; r.idle < sleepAfter || r.rn.HasReady() {
+		return // a heartbeat behind the word to sleep would wake them
 	}
 	for _, to := range r.members {
 		if _, up := c.heard(to.Node()); up && to != r.self {
@@ -259,8 +269,8 @@ func (c *core) quiet(r *replica) bool {
 func (c *core) sleepy(r *replica, f Frame) {
 	term, last := f.m.GetTerm(), f.m.GetIndex()
 	_, up := c.heard(f.From.Node())
-	if r.isLead || r.term != term || r.leader != f.From || r.rlog.last != last || !up {
-		r.asleep = false
+	if r.isLead || r.term != term || r.leader != 0 && r.leader != f.From || r.rlog.last != last || !up {
+		r.rouse()
 		return
 	}
 	from, to := uint64(f.From), uint64(r.self)

@@ -199,7 +199,7 @@ func (c *core) raftConfig(r *replica, applied Index) *raft.Config {
 		AsyncStorageWrites:        true,
 		MaxSizePerMsg:             1 << 20,
 		MaxCommittedSizePerReady:  16 << 20,
-		MaxUncommittedEntriesSize: maxUncommittedBytes,
+		MaxUncommittedEntriesSize: c.cfg.uncommittedBytes,
 		MaxInflightMsgs:           256,
 		MaxInflightBytes:          16 << 20,
 

@@ -54,12 +54,13 @@ type replica struct {
 	learners   []ReplicaID
 	others     []Follower // as they were at the tick that othersAt tells
 	othersAt   uint64
-	votes      bool   // it is a voter
-	asleep     bool   // nobody has anything to say: see failover.go
-	idle       int    // ticks since there was something to say
-	idleAt     uint64 // the log's end then
-	campaignAt uint64 // the tick at which it tries to lead; 0: not
-	attempts   int    // of that in a row
+	votes      bool      // it is a voter
+	asleep     bool      // nobody has anything to say: see failover.go
+	idle       int       // ticks since there was something to say
+	idleAt     uint64    // the log's end then
+	campaignAt uint64    // the tick at which it tries to lead; 0: not
+	attempts   int       // of that in a row
+	lost       ReplicaID // who led before; 0 when someone does
 	change     *pendingChange
 	transfer   *pendingTransfer
 

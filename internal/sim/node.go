@@ -37,6 +37,9 @@ type node struct {
 	calls   []*pending    // of clients, in order
 	ended   int           // of those
 
+	heard map[partition.NodeID]time.Duration // when the others' last beats came
+	there map[partition.NodeID]bool          // which of them the core takes for up
+
 	skew  float64 // the clock runs so much faster than time
 	ahead time.Duration
 	since time.Duration // when skew was last changed
@@ -107,7 +110,9 @@ func (n *node) start() error {
 	}
 	n.s.say("%v up, boot %d", n.id, n.boot)
 	n.s.judge.restarted(n)
+	n.heard, n.there = make(map[partition.NodeID]time.Duration), make(map[partition.NodeID]bool)
 	n.ticking(n.boot)
+	n.beating()
 	n.kick()
 	return nil
 }
@@ -129,11 +134,48 @@ func (n *node) later(d time.Duration, what string, do func()) {
 func (n *node) ticking(boot int) {
 	n.later(100*time.Millisecond, "tick", func() {
 		if len(n.s.nodes) > 1 {
+			n.listen()
 			n.core.Tick()
 		}
 		n.step()
 		n.ticking(boot)
 	})
+}
+
+// beating tells the other nodes every 200 ms that this one is there, as the
+// transport between nodes does.
+func (n *node) beating() {
+	if len(n.s.nodes) == 1 {
+		return
+	}
+	for _, to := range n.s.nodes {
+		if to == n || n.s.net.cuts[[2]partition.NodeID{n.id, to.id}] || n.s.rand.net.Float64() < n.s.net.loss {
+			continue
+		}
+		n.s.after(n.s.between(n.s.rand.net, 100*time.Microsecond, n.s.net.slow), "beat", func() {
+			if to.up {
+				to.heard[n.id] = n.s.now
+			}
+		})
+	}
+	n.later(200*time.Millisecond, "beating", n.beating)
+}
+
+// listen tells the core which nodes came and which have been silent for a second.
+func (n *node) listen() {
+	for _, p := range n.s.nodes {
+		at, ever := n.heard[p.id]
+		up := ever && n.s.now-at < time.Second
+		if p == n || up == n.there[p.id] {
+			continue
+		}
+		n.there[p.id] = up
+		if up {
+			n.core.Up(p.id)
+		} else {
+			n.core.Down(p.id)
+		}
+	}
 }
 
 // kick has the node take a step soon: others may come in before it.
