@@ -1,6 +1,7 @@
 package coordinator
 
 import (
+	"maps"
 	"sync/atomic"
 
 	"google.golang.org/protobuf/proto"
@@ -16,7 +17,12 @@ type App struct {
 	rows   partition.Rows
 	mach   *machine
 	expiry *expiry // nil: not leading
-	shown  newest  // readers take the newest from here, on any goroutine
+	// balancer is nil where expiry is.
+	balancer *balancer
+	shown    newest // readers take the newest from here, on any goroutine
+	// silent is since when the leader has not heard of which nodes; nil: not
+	// leading. For readers on any goroutine.
+	silent atomic.Pointer[map[partition.NodeID]partition.Millis]
 }
 
 var _ partition.App = (*App)(nil)
@@ -58,8 +64,10 @@ func (a *App) Checkpoint() error { return a.mach.checkpoint(a.rows) }
 
 // Lead begins or ends the listening for signs of life.
 func (a *App) Lead(leading bool) {
-	a.expiry = nil
+	a.expiry, a.balancer = nil, nil
+	a.silent.Store(nil)
 	if leading {
+		a.balancer = newBalancer(a.cfg.Node, a.cfg.Balance)
 		// Signs of life come thinned out, so the last one heard here may be
 		// that much older than the last one given.
 		a.expiry = newExpiry(a.cfg.SessionTimeout + a.cfg.SessionTimeout/thinning)
@@ -69,29 +77,54 @@ func (a *App) Lead(leading bool) {
 // heard is the event that a session gave a sign of life.
 type heard struct{ session uint64 }
 
-// Event takes a sign of life.
+// reached is the event that a node came or went.
+type reached struct {
+	node partition.NodeID
+	up   bool
+}
+
+// Event takes a sign of life, of a session or a node.
 func (a *App) Event(ev any) {
-	if h, ok := ev.(heard); ok && a.expiry != nil {
-		a.expiry.hear(h.session)
+	if a.expiry == nil {
+		return
+	}
+	switch ev := ev.(type) {
+	case heard:
+		a.expiry.hear(ev.session)
+	case reached:
+		a.balancer.heard(ev.node, ev.up)
 	}
 }
 
-// Drive proposes the end of the sessions that were silent for too long.
+// Drive proposes the end of the sessions that were silent for too long, and where
+// replicas should be.
 func (a *App) Drive(now partition.Millis, _ partition.Log) (cmds [][]byte, wake partition.Millis) {
 	if a.expiry == nil {
 		return nil, 0
 	}
+	propose := func(cmd *storagev1.MetadataCommand) {
+		// Names in the map are valid UTF-8, which is all that can fail here; what
+		// was to be proposed stays to be done, and is found in a later turn.
+		if b, err := encode(cmd, now); err == nil {
+			cmds = append(cmds, b)
+		}
+	}
 	silent, wake := a.expiry.turn(now, a.mach.m)
-	if len(silent) == 0 {
-		return nil, wake
+	if len(silent) > 0 {
+		propose(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Expire{Expire: &storagev1.Expire{Sessions: silent}}})
 	}
-	b, err := encode(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Expire{Expire: &storagev1.Expire{Sessions: silent}}}, now)
-	if err != nil {
-		// Names in the map are valid UTF-8, which is all that can fail here;
-		// the sessions stay, and stay visible, until the next turn.
-		return nil, wake
+	place, again := a.balancer.turn(now, a.mach.m)
+	for _, cmd := range place {
+		propose(cmd)
 	}
-	return [][]byte{b}, wake
+	if old := a.silent.Load(); old == nil || !maps.Equal(*old, a.balancer.since) {
+		now := a.balancer.silences()
+		a.silent.Store(&now)
+	}
+	if wake == 0 || again != 0 && again < wake {
+		wake = again
+	}
+	return cmds, wake
 }
 
 // encode frames a command for the log.

@@ -3,10 +3,12 @@ package coordinator
 import (
 	"crypto/rand"
 	"io"
+	"math"
 	"time"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -20,6 +22,10 @@ type Config struct {
 	// Short: a crashed member's partitions move sooner, and a slow network ends
 	// sessions for nothing; below 1,000 only for tests.
 	SessionTimeout partition.Millis
+	// Node is this node's id. Default 1.
+	Node partition.NodeID
+	// Balance is how eagerly replicas are placed anew.
+	Balance placement.Options
 	// Now is the wall clock. Default: the system's.
 	Now func() partition.Millis
 	// Rand gives the cluster's id and secret and the topics' hash seeds.
@@ -34,6 +40,10 @@ func (c Config) withDefaults() Config {
 	if c.SessionTimeout == 0 {
 		c.SessionTimeout = defaultSessionTimeout
 	}
+	if c.Node == 0 {
+		c.Node = 1
+	}
+	c.Balance = c.Balance.WithDefaults()
 	if c.Now == nil {
 		c.Now = func() partition.Millis { return partition.Millis(time.Now().UnixMilli()) }
 	}
@@ -45,8 +55,18 @@ func (c Config) withDefaults() Config {
 
 // Validate lists what is wrong.
 func (c Config) Validate() error {
+	var bad ErrInvalid
 	if c.SessionTimeout < 0 || c.SessionTimeout > 24*60*60*1000 {
-		return &ErrInvalid{Faults: []Fault{{"session_timeout", "use up to 24 hours; 0 stands for 30 seconds"}}}
+		bad.Faults = append(bad.Faults, Fault{"session_timeout", "use up to 24 hours; 0 stands for 30 seconds"})
+	}
+	if c.Node > math.MaxUint32 {
+		bad.Faults = append(bad.Faults, Fault{"node", "use 1 to 4,294,967,295"})
+	}
+	if c.Balance.DeadAfter < 0 || c.Balance.Moves < 0 || c.Balance.Leads < 0 {
+		bad.Faults = append(bad.Faults, Fault{"balance", "nothing in it is negative"})
+	}
+	if len(bad.Faults) > 0 {
+		return &bad
 	}
 	return nil
 }
@@ -54,7 +74,7 @@ func (c Config) Validate() error {
 // limits are how much the metadata log holds. They are rules of apply, the same
 // on every replica, and so no setting: changing one changes the rules' version.
 type limits struct {
-	topics, partitions, topicPartitions, groups, members int
+	topics, partitions, topicPartitions, groups, members, nodes, tokens int
 }
 
 var theLimits = limits{
@@ -63,6 +83,8 @@ var theLimits = limits{
 	topicPartitions: 1_024,  // of a topic
 	groups:          1_000,  // of a topic
 	members:         1_000,  // of a group
+	nodes:           100,    // that belong to the cluster
+	tokens:          100,    // to join with, that nobody used yet
 }
 
 // DefaultPartitions is how many partitions a topic gets that asks for none.
@@ -75,6 +97,7 @@ type TopicConfig struct {
 	MaxBody        int64            // the largest body in bytes
 	WorkQueue      bool             // what all groups settled is removed, too
 	RefuseAtHold   bool             // at a group's hold limit publishes are refused, and nothing is lost
+	Replication    int              // replicas of each partition; 0: three with three nodes or more, else one
 }
 
 const (
@@ -122,6 +145,16 @@ func (c TopicConfig) With(change *strandmqv1.TopicConfig) (TopicConfig, error) {
 		if v := change.RefusePublishesAtHoldLimit; v != nil {
 			c.RefuseAtHold = *v
 		}
+		if v := change.Replication; v != nil {
+			c.Replication = int(*v)
+			switch *v {
+			case 0, 1, 3, 5:
+			default:
+				// An even number survives no more than the odd one below it, and two
+				// survive less than one does.
+				bad.Faults = append(bad.Faults, Fault{"config.replication", "use 1, 3 or 5; 0 stands for 3 with three nodes or more, else 1"})
+			}
+		}
 	}
 	if len(bad.Faults) > 0 {
 		return c, &bad
@@ -141,5 +174,6 @@ func (c TopicConfig) Proto() *strandmqv1.TopicConfig {
 		MaxBodyBytes:               proto.Int64(c.MaxBody),
 		Kind:                       kind,
 		RefusePublishesAtHoldLimit: proto.Bool(c.RefuseAtHold),
+		Replication:                proto.Uint32(uint32(c.Replication)),
 	}
 }

@@ -1,10 +1,10 @@
 // Package coordinator keeps the cluster's metadata and decides who gets which
 // partitions.
 //
-// It owns the map (topics and their partitions, groups and their policy,
-// members, sessions and assignment), which is the state of one replicated log,
-// partition.Metadata, and the numbers that are never used twice: ids of topics,
-// partitions and groups, and sessions. It promises that a map, once seen, never
+// It owns the map (nodes, topics and their partitions, where replicas are wanted,
+// groups and their policy, members, sessions and assignment), which is the state
+// of one replicated log, partition.Metadata, and the numbers that are never used
+// twice: ids of nodes, topics, partitions, replicas and groups, and sessions. It promises that a map, once seen, never
 // changes; that what was answered is in every later map; that the assignment of
 // a group covers every partition exactly once, is balanced, and moves as little
 // as it can; and that no session ends by time unless the leader listened for a
@@ -23,9 +23,15 @@
 // and finish, with the partitions' part in between. Who creates does that part;
 // after a crash whoever starts the node does it again: see Map.Unfinished.
 //
-// The parts: assign.go is the pure assignment, machine*.go the pure state
-// machine, rows.go its table, expiry.go the leader's note of who was heard of,
-// app.go the object that the host drives, and this file the shell for callers.
+// Where replicas are is the same: the map says where they are wanted, and the
+// partitions carry it out (see Partition). What the map does not say is never
+// erased.
+//
+// The parts: assign.go is the pure assignment and placement/ where replicas should
+// be, machine*.go the pure state machine, rows*.go its table, expiry.go and
+// balance.go the leader's notes of which sessions and nodes were heard of, app.go
+// the object that the host drives, and this file and cluster.go the shell for
+// callers.
 package coordinator
 
 import (
@@ -116,7 +122,7 @@ type TopicSpec struct {
 // CreateTopic begins a topic, or finds the one that has the name and the same
 // settings. A topic in phase Creating, new or found, needs its partitions
 // created and then FinishTopic. Errors: *names.Error, *ErrInvalid, *ErrExists,
-// *ErrBusy, *ErrLimit.
+// *ErrBusy, *ErrLimit, *ErrReplication, *ErrConflict.
 func (c *Coordinator) CreateTopic(ctx context.Context, spec TopicSpec) (t *Topic, existed bool, err error) {
 	if err := names.Topic(spec.Name); err != nil {
 		return nil, false, err
@@ -142,9 +148,10 @@ func (c *Coordinator) CreateTopic(ctx context.Context, spec TopicSpec) (t *Topic
 	if _, err := io.ReadFull(c.app.cfg.Rand, seed[:]); err != nil {
 		return nil, false, fmt.Errorf("no randomness for the topic's hash seed: %w", err)
 	}
-	r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateTopic{CreateTopic: &storagev1.CreateTopic{
+	create := &storagev1.CreateTopic{
 		Name: spec.Name, Partitions: uint32(spec.Partitions), Seed: binary.LittleEndian.Uint64(seed[:]), Config: cfg.Proto(),
-	}}})
+	}
+	r, err := c.createPlaced(ctx, create, cfg.Replication)
 	if err != nil {
 		return nil, false, err
 	}
@@ -158,7 +165,7 @@ func (c *Coordinator) FinishTopic(ctx context.Context, id TopicID) (*Topic, erro
 }
 
 // AlterTopic changes the settings that are set in change. Errors: *ErrNotFound,
-// *ErrBusy, *ErrInvalid.
+// *ErrBusy, *ErrInvalid, *ErrReplication.
 func (c *Coordinator) AlterTopic(ctx context.Context, name string, change *strandmqv1.TopicConfig) (*Topic, error) {
 	t, err := c.View().Topic(name)
 	if err != nil {
@@ -222,7 +229,8 @@ func (c *Coordinator) CreateGroup(ctx context.Context, spec GroupSpec) (g *Group
 	return r.group, r.existed, nil
 }
 
-// alterTries is how often AlterGroup starts over when others overtake it.
+// alterTries is how often AlterGroup, or the placing of a topic, starts over when
+// others overtake it.
 const alterTries = 10
 
 // AlterGroup changes a group's policy: edit gets a copy of the present policy

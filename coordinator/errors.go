@@ -16,8 +16,10 @@ type Kind string
 
 // The kinds of things that the map holds.
 const (
-	KindTopic Kind = "topic"
-	KindGroup Kind = "group"
+	KindTopic     Kind = "topic"
+	KindGroup     Kind = "group"
+	KindNode      Kind = "node"
+	KindPartition Kind = "partition"
 )
 
 // ErrNotFound is a name or id that stands for nothing.
@@ -31,6 +33,9 @@ type ErrNotFound struct {
 func (e *ErrNotFound) Error() string {
 	if e.Kind == KindGroup && e.Topic != "" {
 		return fmt.Sprintf("topic %s has no group %s; list its groups to see what there is, or create it", plain.Quote(e.Topic), plain.Quote(e.Name))
+	}
+	if e.Kind == KindNode || e.Kind == KindPartition {
+		return fmt.Sprintf("there is no %s %s; list them to see what there is", e.Kind, e.Name)
 	}
 	return fmt.Sprintf("there is no %s %s; list them to see what there is, or create it", e.Kind, plain.Quote(e.Name))
 }
@@ -82,10 +87,14 @@ type ErrConfirm struct {
 
 // Error says what to type.
 func (e *ErrConfirm) Error() string {
-	if e.Given == "" {
-		return fmt.Sprintf("deleting %s %s cannot be undone; confirm it by giving the name again", e.Kind, plain.Quote(e.Name))
+	what := fmt.Sprintf("deleting %s %s", e.Kind, plain.Quote(e.Name))
+	if e.Kind == KindNode {
+		what = "removing node " + e.Name
 	}
-	return fmt.Sprintf("deleting %s %s cannot be undone; the name given again is %s, which is another", e.Kind, plain.Quote(e.Name), plain.Quote(e.Given))
+	if e.Given == "" {
+		return what + " cannot be undone; confirm it by giving the name again"
+	}
+	return fmt.Sprintf("%s cannot be undone; the name given again is %s, which is another", what, plain.Quote(e.Given))
 }
 
 // ErrLimit is one thing more than the cluster holds.

@@ -48,6 +48,8 @@ type memHost struct {
 	wake  partition.Millis
 	fail  error // next Propose answers this, with the command applied all the same
 	posts int
+
+	quarrel error // the first refusal of what the leader itself proposed
 }
 
 func newMemHost(t testing.TB, timeout partition.Millis) (*memHost, *Coordinator) {
@@ -102,8 +104,12 @@ func (h *memHost) drive() {
 			return
 		}
 		for _, c := range cmds {
-			if _, err := h.apply(c); err != nil {
+			r, err := h.apply(c)
+			if err != nil {
 				panic(err)
+			}
+			if h.quarrel == nil && r.(*result).err != nil {
+				h.quarrel = r.(*result).err
 			}
 		}
 	}
@@ -156,10 +162,25 @@ func (h *memHost) Post(_ partition.PartitionID, ev any) error {
 func dump(m *Map) string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "map at %d, cluster %q, %d partitions, %d sessions\n", m.Revision, m.Cluster.ID, m.partitions, m.sessions)
+	if a := m.Cluster.Authority; a.Certificate != nil {
+		fmt.Fprintf(&b, "authority %s %s\n", a.Certificate, a.Key)
+	}
+	for n := range m.Nodes() {
+		fmt.Fprintf(&b, "%v %v since %d: store %s, boot %d, peer %q, api %q, zone %q\n", n.ID, n.State, n.Joined, n.Store, n.Boot, n.Peer, n.API, n.Zone)
+	}
+	for t := range m.Tokens() {
+		fmt.Fprintf(&b, "token %x until %d, used by %v\n", t.Hash[:2], t.Expires, t.Node)
+	}
+	if len(m.nodes) > 0 {
+		fmt.Fprintf(&b, "placed at %d: %s\n", m.placed, partitionText(&m.metadata))
+	}
 	for t := range m.Topics() {
 		fmt.Fprintf(&b, "%v %s %v at %d: retention %d ms, %d bytes; body %d; created %d; seed %d;", t.ID, t.Name, t.Phase, t.Revision, t.Config.Retention, t.Config.RetentionBytes, t.Config.MaxBody, t.Created, t.Seed)
+		if t.Config.Replication != 0 {
+			fmt.Fprintf(&b, " replication %d;", t.Config.Replication)
+		}
 		for _, p := range t.Partitions {
-			fmt.Fprintf(&b, " %v", p.ID)
+			fmt.Fprintf(&b, " %s", partitionText(&p))
 		}
 		b.WriteString("\n")
 		for g := range t.Groups() {
@@ -181,4 +202,27 @@ func dump(m *Map) string {
 		}
 	}
 	return b.String()
+}
+
+// partitionText prints a partition as p1=n1,n2, with what moves about it.
+func partitionText(p *Partition) string {
+	out := p.ID.String()
+	for i, r := range p.Replicas {
+		out += string("=,"[min(i, 1)]) + r.String()
+	}
+	for _, l := range p.Leaving {
+		if out += "-" + l.ID.String(); l.Out {
+			out += "(out)"
+		}
+	}
+	if p.Moving() {
+		out += "(moving)"
+	}
+	if len(p.Replicas) > 0 {
+		out += fmt.Sprintf("@%d", p.Placement)
+	}
+	if p.nextIncarnation > 1 {
+		out += fmt.Sprintf("+%d/%d", p.nextIncarnation, p.settledIncarnation)
+	}
+	return out
 }

@@ -12,13 +12,16 @@ import (
 
 // rules is the version of what apply does with a command. Entries carry it, so
 // that brokers of two versions cannot make two states of one log.
-const rules = 1
+const rules = 2
 
 // result is what apply made of a command.
 type result struct {
 	topic    *Topic
 	group    *Group
 	member   *Member
+	node     *Node
+	token    *JoinToken
+	place    *Partition
 	existed  bool   // nothing new was made
 	replaced uint64 // the session that ended by a join
 	err      error  // a refusal; nothing changed
@@ -43,12 +46,13 @@ type counters struct {
 	partition partition.PartitionID
 	group     GroupID
 	session   uint64
+	node      partition.NodeID
 }
 
 func newMachine() *machine {
 	return &machine{
-		m:      &Map{},
-		next:   counters{topic: 1, partition: partition.Metadata + 1, group: 1, session: 1},
+		m:      &Map{nextPartition: partition.Metadata + 1},
+		next:   counters{topic: 1, partition: partition.Metadata + 1, group: 1, session: 1, node: 1},
 		limits: theLimits,
 		dirty:  make(map[rowKey]struct{}),
 	}
@@ -107,6 +111,26 @@ func (mc *machine) apply(at partition.Index, b []byte) (*result, error) {
 		r = mc.leave(c.Leave)
 	case *storagev1.MetadataCommand_Expire:
 		r = mc.expire(c.Expire)
+	case *storagev1.MetadataCommand_SetAuthority:
+		r = mc.setAuthority(c.SetAuthority)
+	case *storagev1.MetadataCommand_AddNode:
+		r = mc.addNode(c.AddNode)
+	case *storagev1.MetadataCommand_UpdateNode:
+		r = mc.updateNode(c.UpdateNode)
+	case *storagev1.MetadataCommand_DrainNode:
+		r = mc.drainNode(c.DrainNode)
+	case *storagev1.MetadataCommand_LoseNode:
+		r = mc.loseNode(c.LoseNode)
+	case *storagev1.MetadataCommand_RemoveNode:
+		r = mc.removeNode(c.RemoveNode)
+	case *storagev1.MetadataCommand_CreateJoinToken:
+		r = mc.createJoinToken(c.CreateJoinToken)
+	case *storagev1.MetadataCommand_PlaceReplicas:
+		r = mc.placeReplicas(c.PlaceReplicas)
+	case *storagev1.MetadataCommand_SettleReplicas:
+		r = mc.settleReplicas(c.SettleReplicas)
+	case *storagev1.MetadataCommand_LeftReplica:
+		r = mc.leftReplica(c.LeftReplica)
 	default:
 		return nil, &ErrFormat{At: at, What: "a command of an unknown kind"}
 	}
@@ -119,7 +143,8 @@ func (mc *machine) bootstrap(c *storagev1.Bootstrap) *result {
 	if c.GetClusterId() == "" {
 		return refuse(&ErrInvalid{Faults: []Fault{{"cluster_id", "it is empty"}}})
 	}
-	mc.edit().Cluster = Cluster{ID: c.ClusterId, TokenSecret: c.TokenSecret}
+	cl := &mc.edit().Cluster
+	cl.ID, cl.TokenSecret = c.ClusterId, c.TokenSecret
 	return &result{}
 }
 

@@ -314,12 +314,12 @@ func (mc *machine) setMembers(g *Group, members []*Member) {
 	}
 	for _, m := range before {
 		if now, ok := g.Member(m.Name); !ok || now != m {
-			mc.touch(rowKey{kind: rowMember, id: uint64(g.ID), member: m.Name})
+			mc.touch(rowKey{kind: rowMember, id: uint64(g.ID), name: m.Name})
 		}
 	}
 	for _, m := range g.Members {
 		if old, ok := find(before, m.Name, memberName); !ok || old != m {
-			mc.touch(rowKey{kind: rowMember, id: uint64(g.ID), member: m.Name})
+			mc.touch(rowKey{kind: rowMember, id: uint64(g.ID), name: m.Name})
 		}
 	}
 	g.Generation++

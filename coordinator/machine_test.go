@@ -11,6 +11,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
+	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/internal/format"
 	"github.com/strandmq/strandmq/partition"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
@@ -19,14 +20,16 @@ import (
 
 // command draws any command over few names, so that they collide, and over the
 // ids handed out last, so that they mostly stand for something.
-func command(t *rapid.T, next counters) *storagev1.MetadataCommand {
+func command(t *rapid.T, next counters, m *Map) *storagev1.MetadataCommand {
 	back := func(next uint64) uint64 { return next - min(next, rapid.Uint64Range(0, 3).Draw(t, "back")) }
 	topic := func() uint64 { return back(uint64(next.topic)) }
 	id := func() uint64 { return back(uint64(next.group)) }
 	name := func() string { return rapid.SampledFrom([]string{"a", "b", "c", ".bad"}).Draw(t, "name") }
 	session := func() uint64 { return back(next.session) }
 	cmd := &storagev1.MetadataCommand{Rules: rules, NowMs: rapid.Int64Range(0, 1000).Draw(t, "now")}
-	switch rapid.IntRange(0, 20).Draw(t, "kind") {
+	switch kind := rapid.IntRange(0, 40).Draw(t, "kind"); kind {
+	default:
+		clusterCommand(t, next, m, cmd, kind)
 	case 0:
 		cmd.Command = &storagev1.MetadataCommand_Bootstrap{Bootstrap: &storagev1.Bootstrap{ClusterId: rapid.SampledFrom([]string{"", "x", "y"}).Draw(t, "cluster"), TokenSecret: 5}}
 	case 1, 2:
@@ -66,7 +69,7 @@ func command(t *rapid.T, next counters) *storagev1.MetadataCommand {
 }
 
 func small() limits {
-	return limits{topics: 2, partitions: 7, topicPartitions: 4, groups: 2, members: 2}
+	return limits{topics: 2, partitions: 7, topicPartitions: 4, groups: 2, members: 2, nodes: 6, tokens: 2}
 }
 
 // describe prints all of a machine's state.
@@ -83,10 +86,85 @@ func outcome(r *result) string {
 	if r.group != nil {
 		s += fmt.Sprintf(", group %v %v %d", r.group.ID, r.group.Phase, r.group.Revision)
 	}
+	if r.node != nil {
+		s += fmt.Sprintf(", node %v %v", r.node.ID, r.node.State)
+	}
+	if r.token != nil {
+		s += fmt.Sprintf(", token %x", r.token.Hash[:2])
+	}
+	if r.place != nil {
+		s += ", place " + partitionText(r.place)
+	}
 	if r.member != nil {
 		s += fmt.Sprintf(", member %s %d %v", r.member.Name, r.member.Session, r.member.Shares)
 	}
 	return s
+}
+
+// Data from before there were nodes opens, and its partitions are all on the first
+// node, as the replicas that they always were.
+func TestBeforeNodes(t *testing.T) {
+	mc := newMachine()
+	old := createTopic("a", 2)
+	old.Rules = 1
+	b, err := proto.Marshal(old)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := mc.apply(1, b); err != nil || r.err != nil {
+		t.Fatal(err, r.err)
+	}
+	rows := memRows{}
+	if err := mc.checkpoint(rows); err != nil {
+		t.Fatal(err)
+	}
+	for k, v := range rows {
+		// What version 1 wrote.
+		switch k[0] {
+		case rowCluster:
+			var c storagev1.ClusterRow
+			if err := proto.Unmarshal(v, &c); err != nil {
+				t.Fatal(err)
+			}
+			c.Format, c.NextNode, c.Metadata, c.Placed = 1, 0, nil, 0
+			v, err = proto.Marshal(&c)
+		case rowTopic:
+			var row storagev1.TopicRow
+			if err := proto.Unmarshal(v, &row); err != nil {
+				t.Fatal(err)
+			}
+			for i, p := range row.Partitions {
+				row.Partitions[i] = &storagev1.PartitionRow{Id: p.Id, HashFirst: p.HashFirst, HashLast: p.HashLast}
+			}
+			row.Config.Replication = nil
+			v, err = proto.Marshal(&row)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows.Put([]byte(k), v)
+	}
+	back, err := restore(rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	back.at = 1
+	p, _ := back.m.Partition(2)
+	if len(p.Replicas) != 0 || back.m.Deleted(2) || !back.m.Deleted(0) == back.m.Deleted(3) {
+		t.Errorf("opened as %s", describe(back))
+	}
+	r := must(t, back, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{Node: 7, Address: &storagev1.NodeAddress{Store: "s"}}}})
+	if r.err != nil || r.node.ID != 7 || back.next.node != 8 {
+		t.Fatalf("%+v", r)
+	}
+	for id := range partition.PartitionID(3) {
+		if p, _ := back.m.Partition(id); len(p.Replicas) != 1 || p.Replicas[0] != partition.ReplicaID(partition.NodeID(7)) || p.Moving() {
+			t.Errorf("%v: %+v", id, p)
+		}
+	}
+	if err := sound(back); err != nil {
+		t.Error(err)
+	}
 }
 
 // Over any history: two machines agree on every answer and state, whenever one
@@ -106,7 +184,7 @@ func TestMachineProperties(t *testing.T) {
 		}
 		var history []old
 		for i := range rapid.IntRange(1, 200).Draw(t, "commands") {
-			b, err := proto.Marshal(command(t, one.next))
+			b, err := proto.Marshal(command(t, one.next, one.m))
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -171,6 +249,9 @@ func TestMachineProperties(t *testing.T) {
 // sound checks what must hold within a machine at any time.
 func sound(mc *machine) error {
 	m := mc.m
+	if err := soundCluster(mc); err != nil {
+		return err
+	}
 	if len(m.topics) > mc.limits.topics || m.partitions > mc.limits.partitions {
 		return errors.New("beyond the limits")
 	}
@@ -219,6 +300,12 @@ func sound(mc *machine) error {
 
 // unique checks that no number ever stands for two things.
 func unique(ids map[string]string, m *Map) error {
+	for n := range m.Nodes() {
+		if had, ok := ids[n.ID.String()]; ok && had != n.Store {
+			return fmt.Errorf("%v was store %s and is %s", n.ID, had, n.Store)
+		}
+		ids[n.ID.String()] = n.Store
+	}
 	for _, t := range m.topics {
 		claims := map[string]string{t.ID.String(): fmt.Sprint(t.Name, " of ", t.Partitions[0].ID)}
 		for _, p := range t.Partitions {
@@ -253,6 +340,11 @@ func must(t testing.TB, mc *machine, cmd *storagev1.MetadataCommand) *result {
 		t.Fatal(err)
 	}
 	return r
+}
+
+// first is the command that begins a cluster with node 1.
+func first(store string) *storagev1.MetadataCommand {
+	return &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{Node: 1, Address: &storagev1.NodeAddress{Store: store}}}}
 }
 
 func createTopic(name string, n uint32) *storagev1.MetadataCommand {
@@ -424,7 +516,7 @@ func newerOnly(t *testing.T, err error, newer bool) {
 func FuzzApply(f *testing.F) {
 	for i := range 40 {
 		cmd := rapid.Custom(func(t *rapid.T) *storagev1.MetadataCommand {
-			return command(t, counters{topic: 2, group: 2, session: 2})
+			return command(t, counters{topic: 2, partition: 4, group: 2, session: 2, node: 3}, &Map{})
 		}).Example(i)
 		b, err := proto.Marshal(cmd)
 		if err != nil {
@@ -435,12 +527,13 @@ func FuzzApply(f *testing.F) {
 	f.Add([]byte{0xff})
 	f.Fuzz(func(t *testing.T, b []byte) {
 		mc := newMachine()
-		mc.limits = limits{topics: 2, partitions: 40, topicPartitions: 16, groups: 2, members: 2}
+		mc.limits = limits{topics: 2, partitions: 40, topicPartitions: 16, groups: 2, members: 2, nodes: 3, tokens: 2}
 		must(t, mc, createTopic("a", 3))
 		must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishTopic{FinishTopic: &storagev1.FinishTopic{TopicId: 1}}})
 		must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: 1, Name: "g"}}})
 		must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishGroup{FinishGroup: &storagev1.FinishGroup{GroupId: 1, Revision: 1}}})
 		must(t, mc, join(1, "x"))
+		must(t, mc, first("s1"))
 		r, err := mc.apply(mc.at+1, b)
 		var format *ErrFormat
 		if err != nil {
@@ -478,6 +571,18 @@ func FuzzRestore(f *testing.F) {
 	must(f, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: 1, Name: "g"}}})
 	must(f, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishGroup{FinishGroup: &storagev1.FinishGroup{GroupId: 1, Revision: 1}}})
 	must(f, mc, join(1, "x"))
+	must(f, mc, first("s1"))
+	hash := HashToken([]byte("a secret"))
+	for _, cmd := range []*storagev1.MetadataCommand{
+		{Command: &storagev1.MetadataCommand_SetAuthority{SetAuthority: &storagev1.SetAuthority{Certificate: []byte("c"), Key: []byte("k")}}},
+		{Command: &storagev1.MetadataCommand_CreateJoinToken{CreateJoinToken: &storagev1.CreateJoinToken{Hash: hash[:], ExpiresMs: 1000}}},
+		{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{TokenHash: hash[:], Address: &storagev1.NodeAddress{Store: "s2"}}}},
+		{Command: &storagev1.MetadataCommand_PlaceReplicas{PlaceReplicas: &storagev1.PlaceReplicas{Placements: []*storagev1.Placement{{PartitionId: 2, Placement: uint64(mc.at) - 3, Nodes: []uint64{2}}}}}},
+	} {
+		if r := must(f, mc, cmd); r.err != nil && cmd.GetPlaceReplicas() == nil {
+			f.Fatal(r.err)
+		}
+	}
 	rows := memRows{}
 	if err := mc.checkpoint(rows); err != nil {
 		f.Fatal(err)
@@ -503,6 +608,19 @@ func FuzzRestore(f *testing.F) {
 		for range 2 {
 			// A machine that was restored must go on without a panic.
 			must(t, back, join(1, "y"))
+			must(t, back, first("s1"))
+			for id := range uint64(4) {
+				must(t, back, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_LoseNode{LoseNode: &storagev1.LoseNode{Node: id}}})
+				must(t, back, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_RemoveNode{RemoveNode: &storagev1.RemoveNode{Node: id}}})
+				p, ok := back.m.Partition(partition.PartitionID(id))
+				if !ok {
+					continue
+				}
+				must(t, back, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_PlaceReplicas{PlaceReplicas: &storagev1.PlaceReplicas{Placements: []*storagev1.Placement{placementOf(p, []partition.NodeID{2})}}}})
+				p, _ = back.m.Partition(partition.PartitionID(id))
+				must(t, back, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_SettleReplicas{SettleReplicas: &storagev1.SettleReplicas{Settled: []*storagev1.Settled{{PartitionId: id, Placement: p.Placement}}}}})
+			}
+			_, _ = newBalancer(1, placement.Options{}.WithDefaults()).turn(1, back.m)
 		}
 	})
 }

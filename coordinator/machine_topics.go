@@ -39,6 +39,10 @@ func (mc *machine) createTopic(c *storagev1.CreateTopic) *result {
 	case mc.m.partitions+n > mc.limits.partitions:
 		return refuse(&ErrLimit{"partitions", mc.limits.partitions})
 	}
+	placed, err := mc.placements(c, n, cfg.Replication)
+	if err != nil {
+		return refuse(err)
+	}
 	t := &Topic{
 		ID: mc.next.topic, Name: c.Name, Phase: Creating, Seed: c.Seed, Config: cfg, Created: mc.clock,
 		Partitions: make([]Partition, n),
@@ -46,9 +50,15 @@ func (mc *machine) createTopic(c *storagev1.CreateTopic) *result {
 	mc.next.topic++
 	for i, r := range keyspace.Ranges(n) {
 		t.Partitions[i] = Partition{ID: mc.next.partition, Range: r}
+		if placed != nil {
+			t.Partitions[i].begin(placed[i], uint64(mc.at))
+		}
 		mc.next.partition++
 	}
-	mc.edit().partitions += n
+	m := mc.edit()
+	m.partitions += n
+	m.nextPartition = mc.next.partition
+	mc.place()
 	mc.putTopic(t)
 	return &result{topic: t}
 }
@@ -62,6 +72,7 @@ func differs(have, want TopicConfig) string {
 		{"retention_ms", int64(have.Retention), int64(want.Retention)},
 		{"retention_bytes", have.RetentionBytes, want.RetentionBytes},
 		{"max_body_bytes", have.MaxBody, want.MaxBody},
+		{"replication", int64(have.Replication), int64(want.Replication)},
 	} {
 		if f.have != f.want {
 			return fmt.Sprintf("its %s is %d, not %d", f.name, f.have, f.want)
@@ -100,6 +111,7 @@ func (mc *machine) finishTopic(c *storagev1.FinishTopic) *result {
 	next := *t
 	next.Phase = Ready
 	mc.putTopic(&next)
+	mc.place()
 	return &result{topic: &next}
 }
 
@@ -114,6 +126,12 @@ func (mc *machine) alterTopic(c *storagev1.AlterTopic) *result {
 	}
 	if cfg == t.Config {
 		return &result{topic: t, existed: true}
+	}
+	if cfg.Replication != t.Config.Replication {
+		if active := mc.m.active(); cfg.Replication > max(active, 1) {
+			return refuse(&ErrReplication{Want: cfg.Replication, Nodes: active})
+		}
+		mc.place()
 	}
 	next := *t
 	next.Config = cfg
@@ -158,6 +176,7 @@ func (mc *machine) removeTopic(c *storagev1.RemoveTopic) *result {
 	m.topics = without(m.topics, t.Name, topicName)
 	m.topicsByID = without(m.topicsByID, t.ID, topicID)
 	m.partitions -= len(t.Partitions)
+	mc.place()
 	mc.touch(rowKey{kind: rowTopic, id: uint64(t.ID)})
 	return &result{topic: t}
 }

@@ -67,12 +67,19 @@ type Map struct {
 	sessions   int // of all groups
 
 	lastSession uint64 // the highest number given out; 0: none
+
+	nodes         []*Node      // by id
+	tokens        []*JoinToken // by hash
+	metadata      Partition    // the metadata log itself
+	placed        uint64       // log index of the last change of nodes or placements
+	nextPartition partition.PartitionID
 }
 
 // Cluster is what all nodes have in common.
 type Cluster struct {
 	ID          string // empty before Bootstrap
 	TokenSecret uint64 // delivery tokens are tagged with it
+	Authority   Authority
 }
 
 // Topic is a topic at one moment.
@@ -89,10 +96,23 @@ type Topic struct {
 	groups []*Group // by name
 }
 
-// Partition is one partition of a topic and the hashes that it owns.
+// Partition is one partition of a topic, the hashes that it owns, and where its
+// replicas are wanted. Who carries a change out is the partition itself: its
+// leader has the new ones fed, gives them votes and takes those of the others, and
+// says so (Settle); then each node erases what it has left.
 type Partition struct {
 	ID    partition.PartitionID
 	Range keyspace.Range
+	// Replicas are the wanted voters; the first is to lead. There are none before
+	// the cluster has its first node.
+	Replicas []partition.ReplicaID
+	Leaving  []Leaving // replicas that are not wanted any more and not erased yet
+	// Placement is the log index of the last change of Replicas, and Settled the
+	// last placement that was reached.
+	Placement, Settled uint64
+
+	nextIncarnation    uint32 // of the next replica, so that no id is used twice
+	settledIncarnation uint32 // the same when it was last reached
 }
 
 // Group is a group at one moment.
@@ -185,9 +205,8 @@ type Place struct {
 	Number int
 }
 
-// Place finds the place of a partition, whatever the phase of its topic. A
-// partition that a host holds and this map does not have belongs to nothing and
-// can be dropped.
+// Place finds the place of a partition, whatever the phase of its topic. See
+// Deleted for one that has none.
 func (m *Map) Place(id partition.PartitionID) (Place, bool) {
 	// Ids of topics and of partitions are given out together, in order, so the
 	// topics by id are sorted by their partitions too.

@@ -15,7 +15,10 @@ import (
 // The rows of the metadata log's state: one per object, the values protobuf
 // messages of package storage.v1. See docs/format/metadata.md.
 //
-//	"c"                          ClusterRow   clock, counters, format
+//	"c"                          ClusterRow   clock, counters, format, the log's own placement
+//	"a"                          AuthorityRow what signs the nodes' certificates
+//	"n" node id                  NodeRow      its state and address
+//	"j" hash of the secret       JoinTokenRow
 //	"t" topic id                 TopicRow     with its partitions
 //	"g" group id                 GroupRow
 //	"m" group id, member name    MemberRow    session and shares
@@ -24,28 +27,38 @@ import (
 // a member that joins costs its own row, those of the members whose shares
 // changed, its group's and the cluster's.
 const (
-	rowCluster byte = 'c'
-	rowTopic   byte = 't'
-	rowGroup   byte = 'g'
-	rowMember  byte = 'm'
+	rowCluster   byte = 'c'
+	rowAuthority byte = 'a'
+	rowNode      byte = 'n'
+	rowToken     byte = 'j'
+	rowTopic     byte = 't'
+	rowGroup     byte = 'g'
+	rowMember    byte = 'm'
 )
 
-// rowFormat is the version of the rows.
-const rowFormat = 1
+// rowFormat is the version of the rows. Those of version 1, from before there were
+// nodes, are read as they are: their partitions have no replicas until the first
+// node is added.
+const (
+	rowFormat       = 2
+	oldestRowFormat = 1
+)
 
 // rowKey names a row.
 type rowKey struct {
-	kind   byte
-	id     uint64 // none for the cluster
-	member string // of a member
+	kind byte
+	id   uint64 // none for the cluster, its authority and a join token
+	name string // of a member; the hash of a join token
 }
 
 func (k rowKey) bytes() []byte {
 	b := []byte{k.kind}
-	if k.kind != rowCluster {
+	switch k.kind {
+	case rowCluster, rowAuthority, rowToken:
+	default:
 		b = binary.BigEndian.AppendUint64(b, k.id)
 	}
-	return append(b, k.member...)
+	return append(b, k.name...)
 }
 
 // checkpoint writes the rows that changed since the last one.
@@ -75,6 +88,18 @@ func (mc *machine) row(k rowKey) proto.Message {
 			ClockMs: int64(mc.clock), Revision: mc.m.Revision,
 			NextTopic: uint64(mc.next.topic), NextPartition: uint64(mc.next.partition),
 			NextGroup: uint64(mc.next.group), NextSession: mc.next.session,
+			NextNode: uint64(mc.next.node), Metadata: partitionRow(&mc.m.metadata), Placed: mc.m.placed,
+		}
+	case rowAuthority:
+		a := mc.m.Cluster.Authority
+		return &storagev1.AuthorityRow{Certificate: a.Certificate, Key: a.Key}
+	case rowNode:
+		if n, ok := mc.m.Node(partition.NodeID(k.id)); ok {
+			return &storagev1.NodeRow{Id: k.id, State: storagev1.NodeState(n.State), Address: n.proto(), JoinedMs: int64(n.Joined)}
+		}
+	case rowToken:
+		if t, ok := mc.m.findToken(TokenHash([]byte(k.name))); ok {
+			return &storagev1.JoinTokenRow{Hash: t.Hash[:], CreatedMs: int64(t.Created), ExpiresMs: int64(t.Expires), Node: uint64(t.Node)}
 		}
 	case rowTopic:
 		if t, ok := mc.m.TopicByID(TopicID(k.id)); ok {
@@ -86,7 +111,7 @@ func (mc *machine) row(k rowKey) proto.Message {
 		}
 	case rowMember:
 		if g, ok := mc.m.GroupByID(GroupID(k.id)); ok {
-			if m, ok := g.Member(k.member); ok {
+			if m, ok := g.Member(k.name); ok {
 				return memberRow(g.ID, m)
 			}
 		}
@@ -99,8 +124,8 @@ func topicRow(t *Topic) *storagev1.TopicRow {
 		Id: uint64(t.ID), Name: t.Name, Phase: storagev1.Phase(t.Phase), Seed: t.Seed,
 		Config: t.Config.Proto(), CreatedMs: int64(t.Created), Revision: t.Revision,
 	}
-	for _, p := range t.Partitions {
-		row.Partitions = append(row.Partitions, &storagev1.PartitionRow{Id: uint64(p.ID), HashFirst: p.Range.First, HashLast: p.Range.Last})
+	for i := range t.Partitions {
+		row.Partitions = append(row.Partitions, partitionRow(&t.Partitions[i]))
 	}
 	return row
 }
@@ -137,19 +162,24 @@ func restore(rows partition.Rows) (*machine, error) {
 		if err := format.Check("metadata rows", uint64(c.Format), rowFormat); err != nil {
 			return nil, &ErrFormat{What: "newer rows", Err: err}
 		}
-		if c.Format != rowFormat {
+		if c.Format < oldestRowFormat {
 			return nil, &ErrFormat{What: fmt.Sprintf("rows of unknown format %d", c.Format)}
 		}
-		mc.m.Cluster = Cluster{ID: c.ClusterId, TokenSecret: c.TokenSecret}
+		mc.m.Cluster.ID, mc.m.Cluster.TokenSecret = c.ClusterId, c.TokenSecret
 		mc.m.Revision = c.Revision
 		mc.m.lastSession = max(c.NextSession, 1) - 1
 		mc.clock = partition.Millis(c.ClockMs)
-		mc.next = counters{TopicID(c.NextTopic), partition.PartitionID(c.NextPartition), GroupID(c.NextGroup), c.NextSession}
+		mc.next = counters{TopicID(c.NextTopic), partition.PartitionID(c.NextPartition), GroupID(c.NextGroup), c.NextSession, max(partition.NodeID(c.NextNode), 1)}
+		mc.m.nextPartition, mc.m.placed = mc.next.partition, c.Placed
+		if mc.m.metadata, err = takePartition(c.Metadata); err != nil {
+			return nil, &ErrFormat{What: "the cluster's row", Err: err}
+		}
 	}
 	for _, kind := range []struct {
 		kind byte
 		take func(value []byte) error
 	}{
+		{rowAuthority, mc.takeAuthority}, {rowNode, mc.takeNode}, {rowToken, mc.takeToken},
 		{rowTopic, mc.takeTopic}, {rowGroup, mc.takeGroup}, {rowMember, mc.takeMember},
 	} {
 		var bad error
@@ -191,7 +221,15 @@ func (mc *machine) takeTopic(value []byte) error {
 	ranges := make([]keyspace.Range, len(row.Partitions))
 	for i, p := range row.Partitions {
 		ranges[i] = keyspace.Range{First: p.HashFirst, Last: p.HashLast}
-		t.Partitions = append(t.Partitions, Partition{ID: partition.PartitionID(p.Id), Range: ranges[i]})
+		one, err := takePartition(p)
+		if err != nil {
+			return err
+		}
+		if p.Id != row.Partitions[0].Id+uint64(i) {
+			return fmt.Errorf("partition %d has id %v", i, one.ID)
+		}
+		one.Range = ranges[i]
+		t.Partitions = append(t.Partitions, one)
 	}
 	if err := keyspace.Check(ranges); err != nil {
 		return err

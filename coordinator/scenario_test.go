@@ -29,12 +29,26 @@ import (
 //	checkpoint          write the rows
 //	restart             come back from the rows and the log behind them
 //	ended               the sessions that ended since the last such command
+//
+//	found [store=S]     node 1 begins the cluster
+//	token [valid=MS]    make a join token; they count from 1
+//	add-node [token=N] store=S [zone=Z] [boot=N] [peer=A]   by a token
+//	update-node N store=S [boot=N] [zone=Z]
+//	drain N   undrain N   lose N [confirm=N]   remove N [confirm=N]
+//	place P N,N,...     settle P placement=N     left P REPLICA
+//	settle-all          every partition on the move gets there, and all that left is erased
+//	reach N...   miss N...   the leader hears that nodes came or went
+//	plan [without=N]    what would be moved, and what is stuck
+//	deleted P           whether a partition is known to be gone
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
 		h, c := newMemHost(t, 10_000)
 		s := &scenario{t: t, h: h, c: c, seen: c.View()}
 		datadriven.RunTest(t, path, func(t *testing.T, d *datadriven.TestData) string {
 			out, err := s.run(d)
+			if h.quarrel != nil {
+				d.Fatalf(t, "the leader was refused what it proposed: %v", h.quarrel)
+			}
 			if err != nil {
 				return fmt.Sprintf("refused: %T: %v\n", err, err)
 			}
@@ -48,6 +62,8 @@ type scenario struct {
 	h    *memHost
 	c    *Coordinator
 	seen *Map // at the last "ended"
+
+	tokens [][]byte // secrets
 }
 
 func (s *scenario) run(d *datadriven.TestData) (string, error) {
@@ -121,6 +137,9 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 		return out + "\n", nil
 	}
 	config := &strandmqv1.TopicConfig{RetentionMs: num("retention"), MaxBodyBytes: num("body")}
+	if n := num("replication"); n != nil {
+		config.Replication = proto.Uint32(uint32(*n))
+	}
 	policy := &strandmqv1.GroupPolicy{}
 	if n := num("attempts"); n != nil {
 		policy.MaxAttempts = proto.Uint32(uint32(*n))
@@ -232,6 +251,5 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 		s.seen = now
 		return b.String(), nil
 	}
-	d.Fatalf(s.t, "unknown command %s", d.Cmd)
-	return "", nil
+	return s.cluster(d, arg, num, text)
 }

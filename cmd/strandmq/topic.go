@@ -32,6 +32,7 @@ type topicSettings struct {
 	maxBody        sizeFlag
 	workQueue      bool
 	refuse         bool
+	replication    countFlag
 }
 
 func (s *topicSettings) flags(c *cobra.Command, defaults bool) {
@@ -46,7 +47,9 @@ func (s *topicSettings) flags(c *cobra.Command, defaults bool) {
 	c.Flags().Var(&s.maxBody, "max-body", "the largest body (1MiB is the most"+def("1MiB")+")")
 	c.Flags().BoolVar(&s.workQueue, "work-queue", false, "remove what every group has settled, too; =false: keep it as long as retention says"+def("false"))
 	c.Flags().BoolVar(&s.refuse, "refuse-at-hold-limit", false, "refuse publishes while a group that holds is at its limit, instead of taking messages from it"+def("false"))
-	for _, name := range []string{"retention", "retention-bytes", "max-body"} {
+	s.replication.least, s.replication.most = 0, 5
+	c.Flags().Var(&s.replication, "replication", "replicas of each partition: 1, 3 or 5; 0: 3 with three nodes or more, else 1"+def("0"))
+	for _, name := range []string{"retention", "retention-bytes", "max-body", "replication"} {
 		c.Flags().Lookup(name).DefValue = ""
 	}
 }
@@ -72,6 +75,9 @@ func (s *topicSettings) config(c *cobra.Command) (*strandmqv1.TopicConfig, error
 		if s.workQueue {
 			cfg.Kind = strandmqv1.TopicKind_TOPIC_KIND_WORK_QUEUE
 		}
+	}
+	if c.Flags().Changed("replication") {
+		cfg.Replication = proto.Uint32(s.replication.n)
 	}
 	if c.Flags().Changed("refuse-at-hold-limit") {
 		cfg.RefusePublishesAtHoldLimit = proto.Bool(s.refuse)
@@ -136,10 +142,18 @@ func (a *app) topicFacts(t *strandmqv1.Topic) error {
 		"retention", limit(cfg.GetRetentionMs(), quantity.FormatSpan(span(cfg.GetRetentionMs()))),
 		"retention per partition", limit(cfg.GetRetentionBytes(), quantity.FormatSize(cfg.GetRetentionBytes())),
 		"kind", kindText(cfg),
+		"replication", replicationText(cfg.GetReplication()),
 		"largest body", quantity.FormatSize(cfg.GetMaxBodyBytes()),
 		"created", stamp(t.GetCreated()),
 	)
 	return nil
+}
+
+func replicationText(n uint32) string {
+	if n == 0 {
+		return "3 with three nodes or more, else 1"
+	}
+	return strconv.FormatUint(uint64(n), 10)
 }
 
 func kindText(cfg *strandmqv1.TopicConfig) string {
@@ -231,7 +245,7 @@ func (a *app) topicAlter() *cobra.Command {
 			return err
 		}
 		if proto.Size(cfg) == 0 {
-			return usagef("nothing to change: give --retention, --retention-bytes, --max-body, --work-queue or --refuse-at-hold-limit")
+			return usagef("nothing to change: give --retention, --retention-bytes, --max-body, --work-queue, --replication or --refuse-at-hold-limit")
 		}
 		res, err := ask(cmd.Context(), a.dial().topics.AlterTopic, &strandmqv1.AlterTopicRequest{Topic: args[0], Config: cfg})
 		if err != nil {

@@ -58,7 +58,7 @@ func (t *tally) count(p *Partition, by int) {
 }
 
 func newWork(pic Picture, opt Options) *work {
-	w := &work{opt: opt.withDefaults(), nodes: slices.Clone(pic.Nodes), tally: newTally(), moved: map[partition.PartitionID]bool{}}
+	w := &work{opt: opt.WithDefaults(), nodes: slices.Clone(pic.Nodes), tally: newTally(), moved: map[partition.PartitionID]bool{}}
 	slices.SortFunc(w.nodes, func(a, b Node) int { return cmp.Compare(a.ID, b.ID) })
 	for _, p := range pic.Partitions {
 		p.Replicas = slices.Clone(p.Replicas)

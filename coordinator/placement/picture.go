@@ -80,7 +80,8 @@ type Options struct {
 	Leads int
 }
 
-func (o Options) withDefaults() Options {
+// WithDefaults fills in what is zero.
+func (o Options) WithDefaults() Options {
 	if o.DeadAfter == 0 {
 		o.DeadAfter = 10 * 60 * 1000
 	}

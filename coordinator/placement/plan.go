@@ -132,7 +132,7 @@ func (w *work) grow(p *Partition) {
 	for len(to) < p.Want {
 		n, ok := w.pick(p, to)
 		if !ok {
-			w.stuck(p, TooFew, fmt.Sprintf("it is to have %d replicas, and only %d nodes can hold one: add nodes, or alter the topic's replication", p.Want, len(to)))
+			w.stuck(p, TooFew, fmt.Sprintf("it is to have %d replicas, and the nodes that can hold one now are %d: add nodes, or alter the topic's replication", p.Want, len(to)))
 			return
 		}
 		to = append(to, n)
@@ -267,13 +267,15 @@ func (w *work) mover(from, to partition.NodeID) *Partition {
 	var best *Partition
 	skew := func(p *Partition) int { return w.topicLoad[topicOn{p.Topic, to}] - w.topicLoad[topicOn{p.Topic, from}] }
 	led := func(p *Partition) int {
-		if len(p.Replicas) > 1 && p.Replicas[0] == from {
+		if p.Replicas[0] == from {
 			return 1
 		}
 		return 0
 	}
 	for _, p := range w.parts {
-		if p.ID == partition.Metadata || !slices.Contains(p.Replicas, from) || !w.free(p, p.Replicas, to) || !w.healthy(p) || !w.settledOnActive(p) {
+		// What has one replica has no majority while it moves if either node is lost,
+		// so it moves only when it must.
+		if p.ID == partition.Metadata || len(p.Replicas) == 1 || !slices.Contains(p.Replicas, from) || !w.free(p, p.Replicas, to) || !w.healthy(p) || !w.settledOnActive(p) {
 			continue
 		}
 		rest := slices.DeleteFunc(slices.Clone(p.Replicas), func(n partition.NodeID) bool { return n == from })

@@ -154,7 +154,7 @@ func (b *Broker) open(ctx context.Context) error {
 		if id != partition.Metadata {
 			return consumer.NewApp(id, rows)
 		}
-		app, err := coordinator.NewApp(rows, coordinator.Config{SessionTimeout: partition.Millis(b.cfg.SessionTimeout.Milliseconds())})
+		app, err := coordinator.NewApp(rows, coordinator.Config{SessionTimeout: partition.Millis(b.cfg.SessionTimeout.Milliseconds()), Node: b.cfg.Node})
 		meta = app // the host calls this before Open or Create returns
 		return app, err
 	}
@@ -175,6 +175,9 @@ func (b *Broker) open(ctx context.Context) error {
 	}
 	b.coord = coordinator.New(b.host, meta)
 	if b.cluster, err = b.coord.Bootstrap(ctx, ""); err != nil {
+		return err
+	}
+	if _, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot()}); err != nil {
 		return err
 	}
 	b.groups = consumer.NewShell(b.host, b.cluster.TokenSecret)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"syscall"
 
+	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/format"
 	"github.com/strandmq/strandmq/partition"
 	"github.com/strandmq/strandmq/partition/logstore"
@@ -25,6 +26,7 @@ const (
 	FolderNewer   StartReason = "FOLDER_NEWER"   // a newer version wrote it
 	FolderDamaged StartReason = "FOLDER_DAMAGED" // what is stored is not what was written
 	FolderAccess  StartReason = "FOLDER_ACCESS"  // no right to read or write it
+	NodeRefused   StartReason = "NODE_REFUSED"   // the folder is not that of this node, or an older copy
 	DiskFull      StartReason = "DISK_FULL"      // no room
 	DiskTooSmall  StartReason = "DISK_TOO_SMALL" // no room ever, whatever is freed
 	StartFailed   StartReason = "START_FAILED"   // anything else
@@ -55,6 +57,9 @@ func startError(err error, store logstore.Config) error {
 		stopped *partition.ErrDamaged
 		access  *logstore.ErrAccess
 		full    *logstore.ErrDiskFull
+		another *coordinator.ErrNodeActive
+		oldBoot *coordinator.ErrOldBoot
+		gone    *coordinator.ErrNodeGone
 	)
 	reason, text := StartFailed, ""
 	switch {
@@ -70,6 +75,8 @@ func startError(err error, store logstore.Config) error {
 		reason = FolderNewer
 	case errors.As(err, &damaged), errors.As(err, &stopped):
 		reason = FolderDamaged
+	case errors.As(err, &another), errors.As(err, &oldBoot), errors.As(err, &gone):
+		reason = NodeRefused
 	case errors.As(err, &access):
 		reason = FolderAccess
 	case errors.As(err, &full):

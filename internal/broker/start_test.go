@@ -9,6 +9,9 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/partition"
 )
 
 func TestStartErrors(t *testing.T) {
@@ -125,5 +128,26 @@ func TestConfigListsEveryFault(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v does not name %q", err, want)
 		}
+	}
+}
+
+// A node knows itself by its store, whatever its address. Nothing is written when
+// it starts again.
+func TestStartFindsItself(t *testing.T) {
+	dir := t.TempDir()
+	b := start(t, dir)
+	m := b.coord.View()
+	n, ok := m.Node(1)
+	if !ok || n.Store != b.store.ID() || len(n.Store) != 32 || n.Boot != b.store.Boot() || n.State != coordinator.Active {
+		t.Fatalf("node %+v", n)
+	}
+	if p, _ := m.Partition(partition.Metadata); len(p.Replicas) != 1 || p.Replicas[0] != partition.NewReplicaID(1, 0) {
+		t.Errorf("the metadata log is at %v", p.Replicas)
+	}
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if again := start(t, dir).coord.View(); again.Revision != m.Revision {
+		t.Errorf("the second start changed the map from %d to %d", m.Revision, again.Revision)
 	}
 }

@@ -277,8 +277,13 @@ func coordinatorError(err error) *refusal {
 	switch {
 	case errors.As(err, &notFound):
 		reason, field := "UNKNOWN_TOPIC", "topic"
-		if notFound.Kind == coordinator.KindGroup {
+		switch notFound.Kind {
+		case coordinator.KindGroup:
 			reason, field = "UNKNOWN_GROUP", "group"
+		case coordinator.KindNode:
+			reason, field = "UNKNOWN_NODE", "node"
+		case coordinator.KindPartition:
+			reason, field = "UNKNOWN_PARTITION", "partition"
 		}
 		return refuse(reason, field, "%s", err)
 	case errors.As(err, &exists):
@@ -303,10 +308,45 @@ func coordinatorError(err error) *refusal {
 		if len(invalid.Faults) > 0 {
 			field = invalid.Faults[0].Field
 		}
-		if field == "partitions" {
+		switch field {
+		case "partitions", "nodes", "valid_ms", "zone":
 			reason = "BAD_VALUE"
 		}
 		return refuse(reason, field, "%s", err)
+	}
+	return nodeError(err)
+}
+
+// nodeError is what the coordinator says of nodes and of where replicas are.
+func nodeError(err error) *refusal {
+	var (
+		replication *coordinator.ErrReplication
+		active      *coordinator.ErrNodeActive
+		oldBoot     *coordinator.ErrOldBoot
+		last        *coordinator.ErrLastNode
+		gone        *coordinator.ErrNodeGone
+		notActive   *coordinator.ErrNotActive
+		holds       *coordinator.ErrNodeHolds
+		token       *coordinator.ErrToken
+		erasing     *coordinator.ErrErasing
+	)
+	switch {
+	case errors.As(err, &replication):
+		return refuse("REPLICATION", "config.replication", "%s", err)
+	case errors.As(err, &active), errors.As(err, &oldBoot):
+		return refuse("NODE_ACTIVE", "node", "%s", err)
+	case errors.As(err, &last):
+		return refuse("LAST_NODE", "node", "%s", err)
+	case errors.As(err, &gone):
+		return refuse("NODE_GONE", "node", "%s", err)
+	case errors.As(err, &notActive):
+		return refuse("NODE_NOT_ACTIVE", "nodes", "%s", err)
+	case errors.As(err, &holds):
+		return refuse("NODE_HOLDS", "node", "%s", err)
+	case errors.As(err, &token):
+		return refuse("BAD_JOIN_TOKEN", "token", "%s", err)
+	case errors.As(err, &erasing):
+		return &refusal{reason: "IN_PROGRESS", text: fmt.Sprintf("node %v has not erased its old replica yet; try again shortly, or choose another node", erasing.Node), retryAfter: time.Second}
 	}
 	return nil
 }

@@ -2,6 +2,7 @@ package logstore
 
 import (
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -294,3 +295,10 @@ func newStoreID() (id [16]byte) {
 	_, _ = rand.Read(id[:]) // never fails: the runtime stops the process instead
 	return id
 }
+
+// ID names the store for all time, in hex. A copy of its folder has the same.
+func (s *Store) ID() string { return hex.EncodeToString(s.id.store[:]) }
+
+// Boot is how often the store was opened, this time included: of two copies of
+// one folder that both run, the older one knows a lower number.
+func (s *Store) Boot() uint64 { return s.boot }

@@ -82,6 +82,67 @@ func (Phase) EnumDescriptor() ([]byte, []int) {
 	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{0}
 }
 
+// NodeState is what becomes of a node.
+type NodeState int32
+
+const (
+	// Not used.
+	NodeState_NODE_STATE_UNSPECIFIED NodeState = 0
+	// It is given replicas.
+	NodeState_NODE_STATE_ACTIVE NodeState = 1
+	// Its replicas go elsewhere.
+	NodeState_NODE_STATE_DRAINING NodeState = 2
+	// Its disk is lost: what it held is given up.
+	NodeState_NODE_STATE_LOST NodeState = 3
+	// It is out of the cluster.
+	NodeState_NODE_STATE_REMOVED NodeState = 4
+)
+
+// Enum value maps for NodeState.
+var (
+	NodeState_name = map[int32]string{
+		0: "NODE_STATE_UNSPECIFIED",
+		1: "NODE_STATE_ACTIVE",
+		2: "NODE_STATE_DRAINING",
+		3: "NODE_STATE_LOST",
+		4: "NODE_STATE_REMOVED",
+	}
+	NodeState_value = map[string]int32{
+		"NODE_STATE_UNSPECIFIED": 0,
+		"NODE_STATE_ACTIVE":      1,
+		"NODE_STATE_DRAINING":    2,
+		"NODE_STATE_LOST":        3,
+		"NODE_STATE_REMOVED":     4,
+	}
+)
+
+func (x NodeState) Enum() *NodeState {
+	p := new(NodeState)
+	*p = x
+	return p
+}
+
+func (x NodeState) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NodeState) Descriptor() protoreflect.EnumDescriptor {
+	return file_storage_v1_metadata_proto_enumTypes[1].Descriptor()
+}
+
+func (NodeState) Type() protoreflect.EnumType {
+	return &file_storage_v1_metadata_proto_enumTypes[1]
+}
+
+func (x NodeState) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NodeState.Descriptor instead.
+func (NodeState) EnumDescriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{1}
+}
+
 // MetadataCommand is one entry of the metadata log.
 type MetadataCommand struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -110,6 +171,16 @@ type MetadataCommand struct {
 	//	*MetadataCommand_Join
 	//	*MetadataCommand_Leave
 	//	*MetadataCommand_Expire
+	//	*MetadataCommand_SetAuthority
+	//	*MetadataCommand_AddNode
+	//	*MetadataCommand_UpdateNode
+	//	*MetadataCommand_DrainNode
+	//	*MetadataCommand_LoseNode
+	//	*MetadataCommand_RemoveNode
+	//	*MetadataCommand_CreateJoinToken
+	//	*MetadataCommand_PlaceReplicas
+	//	*MetadataCommand_SettleReplicas
+	//	*MetadataCommand_LeftReplica
 	Command       isMetadataCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -301,6 +372,96 @@ func (x *MetadataCommand) GetExpire() *Expire {
 	return nil
 }
 
+func (x *MetadataCommand) GetSetAuthority() *SetAuthority {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_SetAuthority); ok {
+			return x.SetAuthority
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetAddNode() *AddNode {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_AddNode); ok {
+			return x.AddNode
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetUpdateNode() *UpdateNode {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_UpdateNode); ok {
+			return x.UpdateNode
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetDrainNode() *DrainNode {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_DrainNode); ok {
+			return x.DrainNode
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetLoseNode() *LoseNode {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_LoseNode); ok {
+			return x.LoseNode
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetRemoveNode() *RemoveNode {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_RemoveNode); ok {
+			return x.RemoveNode
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetCreateJoinToken() *CreateJoinToken {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_CreateJoinToken); ok {
+			return x.CreateJoinToken
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetPlaceReplicas() *PlaceReplicas {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_PlaceReplicas); ok {
+			return x.PlaceReplicas
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetSettleReplicas() *SettleReplicas {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_SettleReplicas); ok {
+			return x.SettleReplicas
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetLeftReplica() *LeftReplica {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_LeftReplica); ok {
+			return x.LeftReplica
+		}
+	}
+	return nil
+}
+
 type isMetadataCommand_Command interface {
 	isMetadataCommand_Command()
 }
@@ -380,6 +541,56 @@ type MetadataCommand_Expire struct {
 	Expire *Expire `protobuf:"bytes,17,opt,name=expire,proto3,oneof"`
 }
 
+type MetadataCommand_SetAuthority struct {
+	// Give the cluster the authority that signs its nodes' certificates.
+	SetAuthority *SetAuthority `protobuf:"bytes,18,opt,name=set_authority,json=setAuthority,proto3,oneof"`
+}
+
+type MetadataCommand_AddNode struct {
+	// Let a node into the cluster.
+	AddNode *AddNode `protobuf:"bytes,19,opt,name=add_node,json=addNode,proto3,oneof"`
+}
+
+type MetadataCommand_UpdateNode struct {
+	// Say where a node is, at its start.
+	UpdateNode *UpdateNode `protobuf:"bytes,20,opt,name=update_node,json=updateNode,proto3,oneof"`
+}
+
+type MetadataCommand_DrainNode struct {
+	// Have what a node holds go elsewhere, or no longer.
+	DrainNode *DrainNode `protobuf:"bytes,21,opt,name=drain_node,json=drainNode,proto3,oneof"`
+}
+
+type MetadataCommand_LoseNode struct {
+	// Give up what a node holds: its disk is lost.
+	LoseNode *LoseNode `protobuf:"bytes,22,opt,name=lose_node,json=loseNode,proto3,oneof"`
+}
+
+type MetadataCommand_RemoveNode struct {
+	// Take a node that holds nothing out of the cluster.
+	RemoveNode *RemoveNode `protobuf:"bytes,23,opt,name=remove_node,json=removeNode,proto3,oneof"`
+}
+
+type MetadataCommand_CreateJoinToken struct {
+	// Make a token that one node can join with.
+	CreateJoinToken *CreateJoinToken `protobuf:"bytes,24,opt,name=create_join_token,json=createJoinToken,proto3,oneof"`
+}
+
+type MetadataCommand_PlaceReplicas struct {
+	// Say where replicas are wanted.
+	PlaceReplicas *PlaceReplicas `protobuf:"bytes,25,opt,name=place_replicas,json=placeReplicas,proto3,oneof"`
+}
+
+type MetadataCommand_SettleReplicas struct {
+	// Replicas are where they were wanted.
+	SettleReplicas *SettleReplicas `protobuf:"bytes,26,opt,name=settle_replicas,json=settleReplicas,proto3,oneof"`
+}
+
+type MetadataCommand_LeftReplica struct {
+	// A replica that left is erased.
+	LeftReplica *LeftReplica `protobuf:"bytes,27,opt,name=left_replica,json=leftReplica,proto3,oneof"`
+}
+
 func (*MetadataCommand_Bootstrap) isMetadataCommand_Command() {}
 
 func (*MetadataCommand_CreateTopic) isMetadataCommand_Command() {}
@@ -409,6 +620,26 @@ func (*MetadataCommand_Join) isMetadataCommand_Command() {}
 func (*MetadataCommand_Leave) isMetadataCommand_Command() {}
 
 func (*MetadataCommand_Expire) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_SetAuthority) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_AddNode) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_UpdateNode) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_DrainNode) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_LoseNode) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_RemoveNode) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_CreateJoinToken) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_PlaceReplicas) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_SettleReplicas) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_LeftReplica) isMetadataCommand_Command() {}
 
 // Bootstrap names the cluster, once; later ones change nothing.
 type Bootstrap struct {
@@ -475,7 +706,9 @@ type CreateTopic struct {
 	// The seed of the key hash.
 	Seed uint64 `protobuf:"fixed64,3,opt,name=seed,proto3" json:"seed,omitempty"`
 	// The settings, all filled in.
-	Config        *v1.TopicConfig `protobuf:"bytes,4,opt,name=config,proto3" json:"config,omitempty"`
+	Config *v1.TopicConfig `protobuf:"bytes,4,opt,name=config,proto3" json:"config,omitempty"`
+	// The nodes of each partition's replicas. None: all on the first active node.
+	Placements    []*NodeList `protobuf:"bytes,5,rep,name=placements,proto3" json:"placements,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -538,6 +771,59 @@ func (x *CreateTopic) GetConfig() *v1.TopicConfig {
 	return nil
 }
 
+func (x *CreateTopic) GetPlacements() []*NodeList {
+	if x != nil {
+		return x.Placements
+	}
+	return nil
+}
+
+// NodeList is the nodes of one partition's replicas. The first is to lead.
+type NodeList struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The nodes.
+	Nodes         []uint64 `protobuf:"varint,1,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeList) Reset() {
+	*x = NodeList{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[3]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeList) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeList) ProtoMessage() {}
+
+func (x *NodeList) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[3]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeList.ProtoReflect.Descriptor instead.
+func (*NodeList) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{3}
+}
+
+func (x *NodeList) GetNodes() []uint64 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
 // FinishTopic says that every partition of the topic exists.
 type FinishTopic struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -549,7 +835,7 @@ type FinishTopic struct {
 
 func (x *FinishTopic) Reset() {
 	*x = FinishTopic{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[3]
+	mi := &file_storage_v1_metadata_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -561,7 +847,7 @@ func (x *FinishTopic) String() string {
 func (*FinishTopic) ProtoMessage() {}
 
 func (x *FinishTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[3]
+	mi := &file_storage_v1_metadata_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -574,7 +860,7 @@ func (x *FinishTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishTopic.ProtoReflect.Descriptor instead.
 func (*FinishTopic) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{3}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *FinishTopic) GetTopicId() uint64 {
@@ -597,7 +883,7 @@ type AlterTopic struct {
 
 func (x *AlterTopic) Reset() {
 	*x = AlterTopic{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[4]
+	mi := &file_storage_v1_metadata_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -609,7 +895,7 @@ func (x *AlterTopic) String() string {
 func (*AlterTopic) ProtoMessage() {}
 
 func (x *AlterTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[4]
+	mi := &file_storage_v1_metadata_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -622,7 +908,7 @@ func (x *AlterTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterTopic.ProtoReflect.Descriptor instead.
 func (*AlterTopic) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{4}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AlterTopic) GetTopicId() uint64 {
@@ -651,7 +937,7 @@ type DeleteTopic struct {
 
 func (x *DeleteTopic) Reset() {
 	*x = DeleteTopic{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[5]
+	mi := &file_storage_v1_metadata_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -663,7 +949,7 @@ func (x *DeleteTopic) String() string {
 func (*DeleteTopic) ProtoMessage() {}
 
 func (x *DeleteTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[5]
+	mi := &file_storage_v1_metadata_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -676,7 +962,7 @@ func (x *DeleteTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteTopic.ProtoReflect.Descriptor instead.
 func (*DeleteTopic) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{5}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *DeleteTopic) GetTopicId() uint64 {
@@ -698,7 +984,7 @@ type RemoveTopic struct {
 
 func (x *RemoveTopic) Reset() {
 	*x = RemoveTopic{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[6]
+	mi := &file_storage_v1_metadata_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -710,7 +996,7 @@ func (x *RemoveTopic) String() string {
 func (*RemoveTopic) ProtoMessage() {}
 
 func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[6]
+	mi := &file_storage_v1_metadata_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -723,7 +1009,7 @@ func (x *RemoveTopic) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveTopic.ProtoReflect.Descriptor instead.
 func (*RemoveTopic) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{6}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *RemoveTopic) GetTopicId() uint64 {
@@ -750,7 +1036,7 @@ type CreateGroup struct {
 
 func (x *CreateGroup) Reset() {
 	*x = CreateGroup{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[7]
+	mi := &file_storage_v1_metadata_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -762,7 +1048,7 @@ func (x *CreateGroup) String() string {
 func (*CreateGroup) ProtoMessage() {}
 
 func (x *CreateGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[7]
+	mi := &file_storage_v1_metadata_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -775,7 +1061,7 @@ func (x *CreateGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateGroup.ProtoReflect.Descriptor instead.
 func (*CreateGroup) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{7}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *CreateGroup) GetTopicId() uint64 {
@@ -822,7 +1108,7 @@ type AlterGroup struct {
 
 func (x *AlterGroup) Reset() {
 	*x = AlterGroup{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[8]
+	mi := &file_storage_v1_metadata_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -834,7 +1120,7 @@ func (x *AlterGroup) String() string {
 func (*AlterGroup) ProtoMessage() {}
 
 func (x *AlterGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[8]
+	mi := &file_storage_v1_metadata_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -847,7 +1133,7 @@ func (x *AlterGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroup.ProtoReflect.Descriptor instead.
 func (*AlterGroup) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{8}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *AlterGroup) GetGroupId() uint64 {
@@ -884,7 +1170,7 @@ type PauseGroup struct {
 
 func (x *PauseGroup) Reset() {
 	*x = PauseGroup{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[9]
+	mi := &file_storage_v1_metadata_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +1182,7 @@ func (x *PauseGroup) String() string {
 func (*PauseGroup) ProtoMessage() {}
 
 func (x *PauseGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[9]
+	mi := &file_storage_v1_metadata_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +1195,7 @@ func (x *PauseGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroup.ProtoReflect.Descriptor instead.
 func (*PauseGroup) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{9}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *PauseGroup) GetGroupId() uint64 {
@@ -940,7 +1226,7 @@ type FinishGroup struct {
 
 func (x *FinishGroup) Reset() {
 	*x = FinishGroup{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[10]
+	mi := &file_storage_v1_metadata_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -952,7 +1238,7 @@ func (x *FinishGroup) String() string {
 func (*FinishGroup) ProtoMessage() {}
 
 func (x *FinishGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[10]
+	mi := &file_storage_v1_metadata_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -965,7 +1251,7 @@ func (x *FinishGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use FinishGroup.ProtoReflect.Descriptor instead.
 func (*FinishGroup) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{10}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *FinishGroup) GetGroupId() uint64 {
@@ -994,7 +1280,7 @@ type DeleteGroup struct {
 
 func (x *DeleteGroup) Reset() {
 	*x = DeleteGroup{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[11]
+	mi := &file_storage_v1_metadata_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1006,7 +1292,7 @@ func (x *DeleteGroup) String() string {
 func (*DeleteGroup) ProtoMessage() {}
 
 func (x *DeleteGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[11]
+	mi := &file_storage_v1_metadata_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1019,7 +1305,7 @@ func (x *DeleteGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroup.ProtoReflect.Descriptor instead.
 func (*DeleteGroup) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{11}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteGroup) GetGroupId() uint64 {
@@ -1041,7 +1327,7 @@ type RemoveGroup struct {
 
 func (x *RemoveGroup) Reset() {
 	*x = RemoveGroup{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[12]
+	mi := &file_storage_v1_metadata_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1053,7 +1339,7 @@ func (x *RemoveGroup) String() string {
 func (*RemoveGroup) ProtoMessage() {}
 
 func (x *RemoveGroup) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[12]
+	mi := &file_storage_v1_metadata_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1066,7 +1352,7 @@ func (x *RemoveGroup) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveGroup.ProtoReflect.Descriptor instead.
 func (*RemoveGroup) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{12}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *RemoveGroup) GetGroupId() uint64 {
@@ -1096,7 +1382,7 @@ type Join struct {
 
 func (x *Join) Reset() {
 	*x = Join{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[13]
+	mi := &file_storage_v1_metadata_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1108,7 +1394,7 @@ func (x *Join) String() string {
 func (*Join) ProtoMessage() {}
 
 func (x *Join) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[13]
+	mi := &file_storage_v1_metadata_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1121,7 +1407,7 @@ func (x *Join) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Join.ProtoReflect.Descriptor instead.
 func (*Join) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{13}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *Join) GetGroupId() uint64 {
@@ -1175,7 +1461,7 @@ type Leave struct {
 
 func (x *Leave) Reset() {
 	*x = Leave{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[14]
+	mi := &file_storage_v1_metadata_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1187,7 +1473,7 @@ func (x *Leave) String() string {
 func (*Leave) ProtoMessage() {}
 
 func (x *Leave) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[14]
+	mi := &file_storage_v1_metadata_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1200,7 +1486,7 @@ func (x *Leave) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Leave.ProtoReflect.Descriptor instead.
 func (*Leave) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{14}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *Leave) GetGroupId() uint64 {
@@ -1238,7 +1524,7 @@ type Expire struct {
 
 func (x *Expire) Reset() {
 	*x = Expire{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[15]
+	mi := &file_storage_v1_metadata_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1250,7 +1536,7 @@ func (x *Expire) String() string {
 func (*Expire) ProtoMessage() {}
 
 func (x *Expire) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[15]
+	mi := &file_storage_v1_metadata_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1263,7 +1549,7 @@ func (x *Expire) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Expire.ProtoReflect.Descriptor instead.
 func (*Expire) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{15}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *Expire) GetSessions() []*SessionRef {
@@ -1291,7 +1577,7 @@ type SessionRef struct {
 
 func (x *SessionRef) Reset() {
 	*x = SessionRef{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[16]
+	mi := &file_storage_v1_metadata_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1303,7 +1589,7 @@ func (x *SessionRef) String() string {
 func (*SessionRef) ProtoMessage() {}
 
 func (x *SessionRef) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[16]
+	mi := &file_storage_v1_metadata_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1316,7 +1602,7 @@ func (x *SessionRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SessionRef.ProtoReflect.Descriptor instead.
 func (*SessionRef) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{16}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SessionRef) GetGroupId() uint64 {
@@ -1347,6 +1633,739 @@ func (x *SessionRef) GetAway() bool {
 	return false
 }
 
+// SetAuthority gives the cluster its authority, once; later ones change nothing.
+type SetAuthority struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its certificate, PEM.
+	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// Its key, PEM.
+	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SetAuthority) Reset() {
+	*x = SetAuthority{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[18]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SetAuthority) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SetAuthority) ProtoMessage() {}
+
+func (x *SetAuthority) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[18]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SetAuthority.ProtoReflect.Descriptor instead.
+func (*SetAuthority) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{18}
+}
+
+func (x *SetAuthority) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *SetAuthority) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+// AddNode lets a node into the cluster. The first one needs no token and brings
+// its id; each later one uses up a token and is given an id. A node that has
+// joined with the same store is the same node, and can ask again.
+type AddNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The SHA-256 of the token's secret.
+	TokenHash []byte `protobuf:"bytes,1,opt,name=token_hash,json=tokenHash,proto3" json:"token_hash,omitempty"`
+	// The first node's id.
+	Node uint64 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
+	// Where the node is.
+	Address       *NodeAddress `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddNode) Reset() {
+	*x = AddNode{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[19]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddNode) ProtoMessage() {}
+
+func (x *AddNode) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[19]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddNode.ProtoReflect.Descriptor instead.
+func (*AddNode) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{19}
+}
+
+func (x *AddNode) GetTokenHash() []byte {
+	if x != nil {
+		return x.TokenHash
+	}
+	return nil
+}
+
+func (x *AddNode) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *AddNode) GetAddress() *NodeAddress {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+// NodeAddress is what a node says of itself at its start.
+type NodeAddress struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The id of its store, in hex.
+	Store string `protobuf:"bytes,1,opt,name=store,proto3" json:"store,omitempty"`
+	// How often the store was started.
+	Boot uint64 `protobuf:"varint,2,opt,name=boot,proto3" json:"boot,omitempty"`
+	// Where other nodes reach it, address and port; empty: nowhere.
+	Peer string `protobuf:"bytes,3,opt,name=peer,proto3" json:"peer,omitempty"`
+	// Where clients reach it, a URL; empty: nowhere.
+	Api string `protobuf:"bytes,4,opt,name=api,proto3" json:"api,omitempty"`
+	// Nodes of one zone may fail together. Empty is a zone like any other.
+	Zone          string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeAddress) Reset() {
+	*x = NodeAddress{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeAddress) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeAddress) ProtoMessage() {}
+
+func (x *NodeAddress) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeAddress.ProtoReflect.Descriptor instead.
+func (*NodeAddress) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *NodeAddress) GetStore() string {
+	if x != nil {
+		return x.Store
+	}
+	return ""
+}
+
+func (x *NodeAddress) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *NodeAddress) GetPeer() string {
+	if x != nil {
+		return x.Peer
+	}
+	return ""
+}
+
+func (x *NodeAddress) GetApi() string {
+	if x != nil {
+		return x.Api
+	}
+	return ""
+}
+
+func (x *NodeAddress) GetZone() string {
+	if x != nil {
+		return x.Zone
+	}
+	return ""
+}
+
+// UpdateNode says where a node is. One with another store, or an older start of
+// the same, is refused.
+type UpdateNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node.
+	Node uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// Where it is.
+	Address       *NodeAddress `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *UpdateNode) Reset() {
+	*x = UpdateNode{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *UpdateNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*UpdateNode) ProtoMessage() {}
+
+func (x *UpdateNode) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use UpdateNode.ProtoReflect.Descriptor instead.
+func (*UpdateNode) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *UpdateNode) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *UpdateNode) GetAddress() *NodeAddress {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+// DrainNode has what a node holds go elsewhere. The last active node is not
+// drained.
+type DrainNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node.
+	Node uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// False: it is active again.
+	Draining      bool `protobuf:"varint,2,opt,name=draining,proto3" json:"draining,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainNode) Reset() {
+	*x = DrainNode{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[22]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainNode) ProtoMessage() {}
+
+func (x *DrainNode) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[22]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
+func (*DrainNode) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{22}
+}
+
+func (x *DrainNode) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *DrainNode) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
+}
+
+// LoseNode gives up what a node holds, for good. One that has the only replica of
+// a partition is refused.
+type LoseNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node.
+	Node          uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LoseNode) Reset() {
+	*x = LoseNode{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[23]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LoseNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LoseNode) ProtoMessage() {}
+
+func (x *LoseNode) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[23]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LoseNode.ProtoReflect.Descriptor instead.
+func (*LoseNode) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{23}
+}
+
+func (x *LoseNode) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+// RemoveNode takes a node out of the cluster. One that holds replicas is refused.
+// Its id is never used again.
+type RemoveNode struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node.
+	Node          uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RemoveNode) Reset() {
+	*x = RemoveNode{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[24]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RemoveNode) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RemoveNode) ProtoMessage() {}
+
+func (x *RemoveNode) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[24]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
+func (*RemoveNode) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{24}
+}
+
+func (x *RemoveNode) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+// CreateJoinToken makes a token that one node can join with, once.
+type CreateJoinToken struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The SHA-256 of the token's secret.
+	Hash []byte `protobuf:"bytes,1,opt,name=hash,proto3" json:"hash,omitempty"`
+	// Until when it can be used, in milliseconds since the Unix epoch.
+	ExpiresMs     int64 `protobuf:"varint,2,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *CreateJoinToken) Reset() {
+	*x = CreateJoinToken{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *CreateJoinToken) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*CreateJoinToken) ProtoMessage() {}
+
+func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use CreateJoinToken.ProtoReflect.Descriptor instead.
+func (*CreateJoinToken) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *CreateJoinToken) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *CreateJoinToken) GetExpiresMs() int64 {
+	if x != nil {
+		return x.ExpiresMs
+	}
+	return 0
+}
+
+// PlaceReplicas says where replicas of partitions are wanted. Each is judged by
+// itself: a partition whose placement is not the one that the change was made from
+// stays as it is.
+type PlaceReplicas struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partitions.
+	Placements    []*Placement `protobuf:"bytes,1,rep,name=placements,proto3" json:"placements,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *PlaceReplicas) Reset() {
+	*x = PlaceReplicas{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[26]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *PlaceReplicas) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*PlaceReplicas) ProtoMessage() {}
+
+func (x *PlaceReplicas) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[26]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use PlaceReplicas.ProtoReflect.Descriptor instead.
+func (*PlaceReplicas) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{26}
+}
+
+func (x *PlaceReplicas) GetPlacements() []*Placement {
+	if x != nil {
+		return x.Placements
+	}
+	return nil
+}
+
+// Placement is where replicas of one partition are wanted.
+type Placement struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition; 0 is the metadata log, of which these are the voters.
+	PartitionId uint64 `protobuf:"varint,1,opt,name=partition_id,json=partitionId,proto3" json:"partition_id,omitempty"`
+	// The placement that the change was made from.
+	Placement uint64 `protobuf:"varint,2,opt,name=placement,proto3" json:"placement,omitempty"`
+	// The nodes. The first is to lead.
+	Nodes         []uint64 `protobuf:"varint,3,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Placement) Reset() {
+	*x = Placement{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Placement) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Placement) ProtoMessage() {}
+
+func (x *Placement) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Placement.ProtoReflect.Descriptor instead.
+func (*Placement) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *Placement) GetPartitionId() uint64 {
+	if x != nil {
+		return x.PartitionId
+	}
+	return 0
+}
+
+func (x *Placement) GetPlacement() uint64 {
+	if x != nil {
+		return x.Placement
+	}
+	return 0
+}
+
+func (x *Placement) GetNodes() []uint64 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// SettleReplicas says that the voters of partitions are those that are wanted.
+// Those that were to leave have no vote any more, and can be erased.
+type SettleReplicas struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partitions.
+	Settled       []*Settled `protobuf:"bytes,1,rep,name=settled,proto3" json:"settled,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *SettleReplicas) Reset() {
+	*x = SettleReplicas{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *SettleReplicas) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*SettleReplicas) ProtoMessage() {}
+
+func (x *SettleReplicas) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use SettleReplicas.ProtoReflect.Descriptor instead.
+func (*SettleReplicas) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *SettleReplicas) GetSettled() []*Settled {
+	if x != nil {
+		return x.Settled
+	}
+	return nil
+}
+
+// Settled is a placement that was reached.
+type Settled struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	PartitionId uint64 `protobuf:"varint,1,opt,name=partition_id,json=partitionId,proto3" json:"partition_id,omitempty"`
+	// The placement.
+	Placement     uint64 `protobuf:"varint,2,opt,name=placement,proto3" json:"placement,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Settled) Reset() {
+	*x = Settled{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[29]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Settled) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Settled) ProtoMessage() {}
+
+func (x *Settled) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[29]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Settled.ProtoReflect.Descriptor instead.
+func (*Settled) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{29}
+}
+
+func (x *Settled) GetPartitionId() uint64 {
+	if x != nil {
+		return x.PartitionId
+	}
+	return 0
+}
+
+func (x *Settled) GetPlacement() uint64 {
+	if x != nil {
+		return x.Placement
+	}
+	return 0
+}
+
+// LeftReplica says that a replica that has left is erased from its node's disk.
+type LeftReplica struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	PartitionId uint64 `protobuf:"varint,1,opt,name=partition_id,json=partitionId,proto3" json:"partition_id,omitempty"`
+	// The replica: its node, and its incarnation shifted by 32 bits.
+	Replica       uint64 `protobuf:"varint,2,opt,name=replica,proto3" json:"replica,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeftReplica) Reset() {
+	*x = LeftReplica{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[30]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeftReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeftReplica) ProtoMessage() {}
+
+func (x *LeftReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[30]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeftReplica.ProtoReflect.Descriptor instead.
+func (*LeftReplica) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{30}
+}
+
+func (x *LeftReplica) GetPartitionId() uint64 {
+	if x != nil {
+		return x.PartitionId
+	}
+	return 0
+}
+
+func (x *LeftReplica) GetReplica() uint64 {
+	if x != nil {
+		return x.Replica
+	}
+	return 0
+}
+
 // ClusterRow is the one row of the cluster's own state.
 type ClusterRow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1367,14 +2386,21 @@ type ClusterRow struct {
 	// The number of the next session.
 	NextSession uint64 `protobuf:"varint,8,opt,name=next_session,json=nextSession,proto3" json:"next_session,omitempty"`
 	// The log index of the last change of the map.
-	Revision      uint64 `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision uint64 `protobuf:"varint,9,opt,name=revision,proto3" json:"revision,omitempty"`
+	// The id of the next node.
+	NextNode uint64 `protobuf:"varint,10,opt,name=next_node,json=nextNode,proto3" json:"next_node,omitempty"`
+	// Where the metadata log itself is: its replicas are its voters. Every node has
+	// one, and the others only listen.
+	Metadata *PartitionRow `protobuf:"bytes,11,opt,name=metadata,proto3" json:"metadata,omitempty"`
+	// The log index of the last change of nodes or placements.
+	Placed        uint64 `protobuf:"varint,12,opt,name=placed,proto3" json:"placed,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClusterRow) Reset() {
 	*x = ClusterRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[17]
+	mi := &file_storage_v1_metadata_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1386,7 +2412,7 @@ func (x *ClusterRow) String() string {
 func (*ClusterRow) ProtoMessage() {}
 
 func (x *ClusterRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[17]
+	mi := &file_storage_v1_metadata_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1399,7 +2425,7 @@ func (x *ClusterRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRow.ProtoReflect.Descriptor instead.
 func (*ClusterRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{17}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ClusterRow) GetFormat() uint32 {
@@ -1465,6 +2491,228 @@ func (x *ClusterRow) GetRevision() uint64 {
 	return 0
 }
 
+func (x *ClusterRow) GetNextNode() uint64 {
+	if x != nil {
+		return x.NextNode
+	}
+	return 0
+}
+
+func (x *ClusterRow) GetMetadata() *PartitionRow {
+	if x != nil {
+		return x.Metadata
+	}
+	return nil
+}
+
+func (x *ClusterRow) GetPlaced() uint64 {
+	if x != nil {
+		return x.Placed
+	}
+	return 0
+}
+
+// AuthorityRow is the row of the cluster's authority.
+type AuthorityRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its certificate, PEM.
+	Certificate []byte `protobuf:"bytes,1,opt,name=certificate,proto3" json:"certificate,omitempty"`
+	// Its key, PEM.
+	Key           []byte `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AuthorityRow) Reset() {
+	*x = AuthorityRow{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AuthorityRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AuthorityRow) ProtoMessage() {}
+
+func (x *AuthorityRow) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AuthorityRow.ProtoReflect.Descriptor instead.
+func (*AuthorityRow) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *AuthorityRow) GetCertificate() []byte {
+	if x != nil {
+		return x.Certificate
+	}
+	return nil
+}
+
+func (x *AuthorityRow) GetKey() []byte {
+	if x != nil {
+		return x.Key
+	}
+	return nil
+}
+
+// NodeRow is the row of a node. It stays when the node is removed.
+type NodeRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The id.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// What becomes of it.
+	State NodeState `protobuf:"varint,2,opt,name=state,proto3,enum=storage.v1.NodeState" json:"state,omitempty"`
+	// Where it is.
+	Address *NodeAddress `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	// When it joined.
+	JoinedMs      int64 `protobuf:"varint,4,opt,name=joined_ms,json=joinedMs,proto3" json:"joined_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeRow) Reset() {
+	*x = NodeRow{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeRow) ProtoMessage() {}
+
+func (x *NodeRow) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeRow.ProtoReflect.Descriptor instead.
+func (*NodeRow) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *NodeRow) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *NodeRow) GetState() NodeState {
+	if x != nil {
+		return x.State
+	}
+	return NodeState_NODE_STATE_UNSPECIFIED
+}
+
+func (x *NodeRow) GetAddress() *NodeAddress {
+	if x != nil {
+		return x.Address
+	}
+	return nil
+}
+
+func (x *NodeRow) GetJoinedMs() int64 {
+	if x != nil {
+		return x.JoinedMs
+	}
+	return 0
+}
+
+// JoinTokenRow is the row of a join token.
+type JoinTokenRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The SHA-256 of its secret.
+	Hash []byte `protobuf:"bytes,1,opt,name=hash,proto3" json:"hash,omitempty"`
+	// When it was made.
+	CreatedMs int64 `protobuf:"varint,2,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// Until when it can be used.
+	ExpiresMs int64 `protobuf:"varint,3,opt,name=expires_ms,json=expiresMs,proto3" json:"expires_ms,omitempty"`
+	// The node that joined with it; 0: none.
+	Node          uint64 `protobuf:"varint,4,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *JoinTokenRow) Reset() {
+	*x = JoinTokenRow{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *JoinTokenRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*JoinTokenRow) ProtoMessage() {}
+
+func (x *JoinTokenRow) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use JoinTokenRow.ProtoReflect.Descriptor instead.
+func (*JoinTokenRow) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *JoinTokenRow) GetHash() []byte {
+	if x != nil {
+		return x.Hash
+	}
+	return nil
+}
+
+func (x *JoinTokenRow) GetCreatedMs() int64 {
+	if x != nil {
+		return x.CreatedMs
+	}
+	return 0
+}
+
+func (x *JoinTokenRow) GetExpiresMs() int64 {
+	if x != nil {
+		return x.ExpiresMs
+	}
+	return 0
+}
+
+func (x *JoinTokenRow) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
 // TopicRow is the row of a topic.
 type TopicRow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1490,7 +2738,7 @@ type TopicRow struct {
 
 func (x *TopicRow) Reset() {
 	*x = TopicRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[18]
+	mi := &file_storage_v1_metadata_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1502,7 +2750,7 @@ func (x *TopicRow) String() string {
 func (*TopicRow) ProtoMessage() {}
 
 func (x *TopicRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[18]
+	mi := &file_storage_v1_metadata_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1515,7 +2763,7 @@ func (x *TopicRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicRow.ProtoReflect.Descriptor instead.
 func (*TopicRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{18}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *TopicRow) GetId() uint64 {
@@ -1582,14 +2830,27 @@ type PartitionRow struct {
 	// The first key hash that it owns.
 	HashFirst uint64 `protobuf:"fixed64,2,opt,name=hash_first,json=hashFirst,proto3" json:"hash_first,omitempty"`
 	// The last key hash that it owns.
-	HashLast      uint64 `protobuf:"fixed64,3,opt,name=hash_last,json=hashLast,proto3" json:"hash_last,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	HashLast uint64 `protobuf:"fixed64,3,opt,name=hash_last,json=hashLast,proto3" json:"hash_last,omitempty"`
+	// Its wanted replicas: node, and incarnation shifted by 32 bits. The first is to
+	// lead.
+	Replicas []uint64 `protobuf:"varint,4,rep,packed,name=replicas,proto3" json:"replicas,omitempty"`
+	// Replicas that are to leave, and those that left and are not erased.
+	Leaving []*LeavingRow `protobuf:"bytes,5,rep,name=leaving,proto3" json:"leaving,omitempty"`
+	// The log index of the last change of its wanted replicas.
+	Placement uint64 `protobuf:"varint,6,opt,name=placement,proto3" json:"placement,omitempty"`
+	// The last placement that was reached.
+	Settled uint64 `protobuf:"varint,7,opt,name=settled,proto3" json:"settled,omitempty"`
+	// The incarnation of the next replica.
+	NextIncarnation uint32 `protobuf:"varint,8,opt,name=next_incarnation,json=nextIncarnation,proto3" json:"next_incarnation,omitempty"`
+	// The same when a placement was last reached: replicas with a lower one voted.
+	SettledIncarnation uint32 `protobuf:"varint,9,opt,name=settled_incarnation,json=settledIncarnation,proto3" json:"settled_incarnation,omitempty"`
+	unknownFields      protoimpl.UnknownFields
+	sizeCache          protoimpl.SizeCache
 }
 
 func (x *PartitionRow) Reset() {
 	*x = PartitionRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[19]
+	mi := &file_storage_v1_metadata_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1601,7 +2862,7 @@ func (x *PartitionRow) String() string {
 func (*PartitionRow) ProtoMessage() {}
 
 func (x *PartitionRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[19]
+	mi := &file_storage_v1_metadata_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1614,7 +2875,7 @@ func (x *PartitionRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRow.ProtoReflect.Descriptor instead.
 func (*PartitionRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{19}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PartitionRow) GetId() uint64 {
@@ -1636,6 +2897,103 @@ func (x *PartitionRow) GetHashLast() uint64 {
 		return x.HashLast
 	}
 	return 0
+}
+
+func (x *PartitionRow) GetReplicas() []uint64 {
+	if x != nil {
+		return x.Replicas
+	}
+	return nil
+}
+
+func (x *PartitionRow) GetLeaving() []*LeavingRow {
+	if x != nil {
+		return x.Leaving
+	}
+	return nil
+}
+
+func (x *PartitionRow) GetPlacement() uint64 {
+	if x != nil {
+		return x.Placement
+	}
+	return 0
+}
+
+func (x *PartitionRow) GetSettled() uint64 {
+	if x != nil {
+		return x.Settled
+	}
+	return 0
+}
+
+func (x *PartitionRow) GetNextIncarnation() uint32 {
+	if x != nil {
+		return x.NextIncarnation
+	}
+	return 0
+}
+
+func (x *PartitionRow) GetSettledIncarnation() uint32 {
+	if x != nil {
+		return x.SettledIncarnation
+	}
+	return 0
+}
+
+// LeavingRow is a replica that is to leave, within a partition's row.
+type LeavingRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The replica.
+	Replica uint64 `protobuf:"varint,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	// It has no vote any more, and is to be erased.
+	Out           bool `protobuf:"varint,2,opt,name=out,proto3" json:"out,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *LeavingRow) Reset() {
+	*x = LeavingRow{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[37]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *LeavingRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*LeavingRow) ProtoMessage() {}
+
+func (x *LeavingRow) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[37]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use LeavingRow.ProtoReflect.Descriptor instead.
+func (*LeavingRow) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{37}
+}
+
+func (x *LeavingRow) GetReplica() uint64 {
+	if x != nil {
+		return x.Replica
+	}
+	return 0
+}
+
+func (x *LeavingRow) GetOut() bool {
+	if x != nil {
+		return x.Out
+	}
+	return false
 }
 
 // GroupRow is the row of a group.
@@ -1669,7 +3027,7 @@ type GroupRow struct {
 
 func (x *GroupRow) Reset() {
 	*x = GroupRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[20]
+	mi := &file_storage_v1_metadata_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1681,7 +3039,7 @@ func (x *GroupRow) String() string {
 func (*GroupRow) ProtoMessage() {}
 
 func (x *GroupRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[20]
+	mi := &file_storage_v1_metadata_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1694,7 +3052,7 @@ func (x *GroupRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupRow.ProtoReflect.Descriptor instead.
 func (*GroupRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{20}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *GroupRow) GetId() uint64 {
@@ -1797,7 +3155,7 @@ type MemberRow struct {
 
 func (x *MemberRow) Reset() {
 	*x = MemberRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[21]
+	mi := &file_storage_v1_metadata_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1809,7 +3167,7 @@ func (x *MemberRow) String() string {
 func (*MemberRow) ProtoMessage() {}
 
 func (x *MemberRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[21]
+	mi := &file_storage_v1_metadata_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1822,7 +3180,7 @@ func (x *MemberRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberRow.ProtoReflect.Descriptor instead.
 func (*MemberRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{21}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *MemberRow) GetGroupId() uint64 {
@@ -1889,7 +3247,7 @@ type ShareRow struct {
 
 func (x *ShareRow) Reset() {
 	*x = ShareRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[22]
+	mi := &file_storage_v1_metadata_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1901,7 +3259,7 @@ func (x *ShareRow) String() string {
 func (*ShareRow) ProtoMessage() {}
 
 func (x *ShareRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[22]
+	mi := &file_storage_v1_metadata_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1914,7 +3272,7 @@ func (x *ShareRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareRow.ProtoReflect.Descriptor instead.
 func (*ShareRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{22}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *ShareRow) GetPartition() uint32 {
@@ -1943,7 +3301,7 @@ var File_storage_v1_metadata_proto protoreflect.FileDescriptor
 const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\n" +
 	"\x19storage/v1/metadata.proto\x12\n" +
-	"storage.v1\x1a\x17strandmq/v1/admin.proto\"\xa2\a\n" +
+	"storage.v1\x1a\x17strandmq/v1/admin.proto\"\x8c\f\n" +
 	"\x0fMetadataCommand\x12\x14\n" +
 	"\x05rules\x18\x01 \x01(\rR\x05rules\x12\x15\n" +
 	"\x06now_ms\x18\x02 \x01(\x03R\x05nowMs\x125\n" +
@@ -1965,19 +3323,37 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\fremove_group\x18\x0e \x01(\v2\x17.storage.v1.RemoveGroupH\x00R\vremoveGroup\x12&\n" +
 	"\x04join\x18\x0f \x01(\v2\x10.storage.v1.JoinH\x00R\x04join\x12)\n" +
 	"\x05leave\x18\x10 \x01(\v2\x11.storage.v1.LeaveH\x00R\x05leave\x12,\n" +
-	"\x06expire\x18\x11 \x01(\v2\x12.storage.v1.ExpireH\x00R\x06expireB\t\n" +
+	"\x06expire\x18\x11 \x01(\v2\x12.storage.v1.ExpireH\x00R\x06expire\x12?\n" +
+	"\rset_authority\x18\x12 \x01(\v2\x18.storage.v1.SetAuthorityH\x00R\fsetAuthority\x120\n" +
+	"\badd_node\x18\x13 \x01(\v2\x13.storage.v1.AddNodeH\x00R\aaddNode\x129\n" +
+	"\vupdate_node\x18\x14 \x01(\v2\x16.storage.v1.UpdateNodeH\x00R\n" +
+	"updateNode\x126\n" +
+	"\n" +
+	"drain_node\x18\x15 \x01(\v2\x15.storage.v1.DrainNodeH\x00R\tdrainNode\x123\n" +
+	"\tlose_node\x18\x16 \x01(\v2\x14.storage.v1.LoseNodeH\x00R\bloseNode\x129\n" +
+	"\vremove_node\x18\x17 \x01(\v2\x16.storage.v1.RemoveNodeH\x00R\n" +
+	"removeNode\x12I\n" +
+	"\x11create_join_token\x18\x18 \x01(\v2\x1b.storage.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12B\n" +
+	"\x0eplace_replicas\x18\x19 \x01(\v2\x19.storage.v1.PlaceReplicasH\x00R\rplaceReplicas\x12E\n" +
+	"\x0fsettle_replicas\x18\x1a \x01(\v2\x1a.storage.v1.SettleReplicasH\x00R\x0esettleReplicas\x12<\n" +
+	"\fleft_replica\x18\x1b \x01(\v2\x17.storage.v1.LeftReplicaH\x00R\vleftReplicaB\t\n" +
 	"\acommand\"M\n" +
 	"\tBootstrap\x12\x1d\n" +
 	"\n" +
 	"cluster_id\x18\x01 \x01(\tR\tclusterId\x12!\n" +
-	"\ftoken_secret\x18\x02 \x01(\x06R\vtokenSecret\"\x87\x01\n" +
+	"\ftoken_secret\x18\x02 \x01(\x06R\vtokenSecret\"\xbd\x01\n" +
 	"\vCreateTopic\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +
 	"partitions\x18\x02 \x01(\rR\n" +
 	"partitions\x12\x12\n" +
 	"\x04seed\x18\x03 \x01(\x06R\x04seed\x120\n" +
-	"\x06config\x18\x04 \x01(\v2\x18.strandmq.v1.TopicConfigR\x06config\"(\n" +
+	"\x06config\x18\x04 \x01(\v2\x18.strandmq.v1.TopicConfigR\x06config\x124\n" +
+	"\n" +
+	"placements\x18\x05 \x03(\v2\x14.storage.v1.NodeListR\n" +
+	"placements\" \n" +
+	"\bNodeList\x12\x14\n" +
+	"\x05nodes\x18\x01 \x03(\x04R\x05nodes\"(\n" +
 	"\vFinishTopic\x12\x19\n" +
 	"\btopic_id\x18\x01 \x01(\x04R\atopicId\"Y\n" +
 	"\n" +
@@ -2026,7 +3402,53 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x18\n" +
 	"\asession\x18\x03 \x01(\x04R\asession\x12\x12\n" +
-	"\x04away\x18\x04 \x01(\bR\x04away\"\xa5\x02\n" +
+	"\x04away\x18\x04 \x01(\bR\x04away\"B\n" +
+	"\fSetAuthority\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"o\n" +
+	"\aAddNode\x12\x1d\n" +
+	"\n" +
+	"token_hash\x18\x01 \x01(\fR\ttokenHash\x12\x12\n" +
+	"\x04node\x18\x02 \x01(\x04R\x04node\x121\n" +
+	"\aaddress\x18\x03 \x01(\v2\x17.storage.v1.NodeAddressR\aaddress\"q\n" +
+	"\vNodeAddress\x12\x14\n" +
+	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\x04R\x04boot\x12\x12\n" +
+	"\x04peer\x18\x03 \x01(\tR\x04peer\x12\x10\n" +
+	"\x03api\x18\x04 \x01(\tR\x03api\x12\x12\n" +
+	"\x04zone\x18\x05 \x01(\tR\x04zone\"S\n" +
+	"\n" +
+	"UpdateNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x121\n" +
+	"\aaddress\x18\x02 \x01(\v2\x17.storage.v1.NodeAddressR\aaddress\";\n" +
+	"\tDrainNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x1a\n" +
+	"\bdraining\x18\x02 \x01(\bR\bdraining\"\x1e\n" +
+	"\bLoseNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\" \n" +
+	"\n" +
+	"RemoveNode\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\"D\n" +
+	"\x0fCreateJoinToken\x12\x12\n" +
+	"\x04hash\x18\x01 \x01(\fR\x04hash\x12\x1d\n" +
+	"\n" +
+	"expires_ms\x18\x02 \x01(\x03R\texpiresMs\"F\n" +
+	"\rPlaceReplicas\x125\n" +
+	"\n" +
+	"placements\x18\x01 \x03(\v2\x15.storage.v1.PlacementR\n" +
+	"placements\"b\n" +
+	"\tPlacement\x12!\n" +
+	"\fpartition_id\x18\x01 \x01(\x04R\vpartitionId\x12\x1c\n" +
+	"\tplacement\x18\x02 \x01(\x04R\tplacement\x12\x14\n" +
+	"\x05nodes\x18\x03 \x03(\x04R\x05nodes\"?\n" +
+	"\x0eSettleReplicas\x12-\n" +
+	"\asettled\x18\x01 \x03(\v2\x13.storage.v1.SettledR\asettled\"J\n" +
+	"\aSettled\x12!\n" +
+	"\fpartition_id\x18\x01 \x01(\x04R\vpartitionId\x12\x1c\n" +
+	"\tplacement\x18\x02 \x01(\x04R\tplacement\"J\n" +
+	"\vLeftReplica\x12!\n" +
+	"\fpartition_id\x18\x01 \x01(\x04R\vpartitionId\x12\x18\n" +
+	"\areplica\x18\x02 \x01(\x04R\areplica\"\x90\x03\n" +
 	"\n" +
 	"ClusterRow\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1d\n" +
@@ -2040,7 +3462,26 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\n" +
 	"next_group\x18\a \x01(\x04R\tnextGroup\x12!\n" +
 	"\fnext_session\x18\b \x01(\x04R\vnextSession\x12\x1a\n" +
-	"\brevision\x18\t \x01(\x04R\brevision\"\x92\x02\n" +
+	"\brevision\x18\t \x01(\x04R\brevision\x12\x1b\n" +
+	"\tnext_node\x18\n" +
+	" \x01(\x04R\bnextNode\x124\n" +
+	"\bmetadata\x18\v \x01(\v2\x18.storage.v1.PartitionRowR\bmetadata\x12\x16\n" +
+	"\x06placed\x18\f \x01(\x04R\x06placed\"B\n" +
+	"\fAuthorityRow\x12 \n" +
+	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"\x96\x01\n" +
+	"\aNodeRow\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12+\n" +
+	"\x05state\x18\x02 \x01(\x0e2\x15.storage.v1.NodeStateR\x05state\x121\n" +
+	"\aaddress\x18\x03 \x01(\v2\x17.storage.v1.NodeAddressR\aaddress\x12\x1b\n" +
+	"\tjoined_ms\x18\x04 \x01(\x03R\bjoinedMs\"t\n" +
+	"\fJoinTokenRow\x12\x12\n" +
+	"\x04hash\x18\x01 \x01(\fR\x04hash\x12\x1d\n" +
+	"\n" +
+	"created_ms\x18\x02 \x01(\x03R\tcreatedMs\x12\x1d\n" +
+	"\n" +
+	"expires_ms\x18\x03 \x01(\x03R\texpiresMs\x12\x12\n" +
+	"\x04node\x18\x04 \x01(\x04R\x04node\"\x92\x02\n" +
 	"\bTopicRow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12'\n" +
@@ -2052,12 +3493,22 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\x06config\x18\x06 \x01(\v2\x18.strandmq.v1.TopicConfigR\x06config\x12\x1d\n" +
 	"\n" +
 	"created_ms\x18\a \x01(\x03R\tcreatedMs\x12\x1a\n" +
-	"\brevision\x18\b \x01(\x04R\brevision\"Z\n" +
+	"\brevision\x18\b \x01(\x04R\brevision\"\xbc\x02\n" +
 	"\fPartitionRow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1d\n" +
 	"\n" +
 	"hash_first\x18\x02 \x01(\x06R\thashFirst\x12\x1b\n" +
-	"\thash_last\x18\x03 \x01(\x06R\bhashLast\"\xe1\x02\n" +
+	"\thash_last\x18\x03 \x01(\x06R\bhashLast\x12\x1a\n" +
+	"\breplicas\x18\x04 \x03(\x04R\breplicas\x120\n" +
+	"\aleaving\x18\x05 \x03(\v2\x16.storage.v1.LeavingRowR\aleaving\x12\x1c\n" +
+	"\tplacement\x18\x06 \x01(\x04R\tplacement\x12\x18\n" +
+	"\asettled\x18\a \x01(\x04R\asettled\x12)\n" +
+	"\x10next_incarnation\x18\b \x01(\rR\x0fnextIncarnation\x12/\n" +
+	"\x13settled_incarnation\x18\t \x01(\rR\x12settledIncarnation\"8\n" +
+	"\n" +
+	"LeavingRow\x12\x18\n" +
+	"\areplica\x18\x01 \x01(\x04R\areplica\x12\x10\n" +
+	"\x03out\x18\x02 \x01(\bR\x03out\"\xe1\x02\n" +
 	"\bGroupRow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\x04R\atopicId\x12\x12\n" +
@@ -2090,7 +3541,13 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_CREATING\x10\x01\x12\x0f\n" +
 	"\vPHASE_READY\x10\x02\x12\x12\n" +
-	"\x0ePHASE_DELETING\x10\x03B9Z7github.com/strandmq/strandmq/proto/storage/v1;storagev1b\x06proto3"
+	"\x0ePHASE_DELETING\x10\x03*\x84\x01\n" +
+	"\tNodeState\x12\x1a\n" +
+	"\x16NODE_STATE_UNSPECIFIED\x10\x00\x12\x15\n" +
+	"\x11NODE_STATE_ACTIVE\x10\x01\x12\x17\n" +
+	"\x13NODE_STATE_DRAINING\x10\x02\x12\x13\n" +
+	"\x0fNODE_STATE_LOST\x10\x03\x12\x16\n" +
+	"\x12NODE_STATE_REMOVED\x10\x04B9Z7github.com/strandmq/strandmq/proto/storage/v1;storagev1b\x06proto3"
 
 var (
 	file_storage_v1_metadata_proto_rawDescOnce sync.Once
@@ -2104,71 +3561,109 @@ func file_storage_v1_metadata_proto_rawDescGZIP() []byte {
 	return file_storage_v1_metadata_proto_rawDescData
 }
 
-var file_storage_v1_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_storage_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_storage_v1_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_storage_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_storage_v1_metadata_proto_goTypes = []any{
 	(Phase)(0),               // 0: storage.v1.Phase
-	(*MetadataCommand)(nil),  // 1: storage.v1.MetadataCommand
-	(*Bootstrap)(nil),        // 2: storage.v1.Bootstrap
-	(*CreateTopic)(nil),      // 3: storage.v1.CreateTopic
-	(*FinishTopic)(nil),      // 4: storage.v1.FinishTopic
-	(*AlterTopic)(nil),       // 5: storage.v1.AlterTopic
-	(*DeleteTopic)(nil),      // 6: storage.v1.DeleteTopic
-	(*RemoveTopic)(nil),      // 7: storage.v1.RemoveTopic
-	(*CreateGroup)(nil),      // 8: storage.v1.CreateGroup
-	(*AlterGroup)(nil),       // 9: storage.v1.AlterGroup
-	(*PauseGroup)(nil),       // 10: storage.v1.PauseGroup
-	(*FinishGroup)(nil),      // 11: storage.v1.FinishGroup
-	(*DeleteGroup)(nil),      // 12: storage.v1.DeleteGroup
-	(*RemoveGroup)(nil),      // 13: storage.v1.RemoveGroup
-	(*Join)(nil),             // 14: storage.v1.Join
-	(*Leave)(nil),            // 15: storage.v1.Leave
-	(*Expire)(nil),           // 16: storage.v1.Expire
-	(*SessionRef)(nil),       // 17: storage.v1.SessionRef
-	(*ClusterRow)(nil),       // 18: storage.v1.ClusterRow
-	(*TopicRow)(nil),         // 19: storage.v1.TopicRow
-	(*PartitionRow)(nil),     // 20: storage.v1.PartitionRow
-	(*GroupRow)(nil),         // 21: storage.v1.GroupRow
-	(*MemberRow)(nil),        // 22: storage.v1.MemberRow
-	(*ShareRow)(nil),         // 23: storage.v1.ShareRow
-	(*v1.TopicConfig)(nil),   // 24: strandmq.v1.TopicConfig
-	(*v1.GroupPolicy)(nil),   // 25: strandmq.v1.GroupPolicy
-	(*v1.StartPosition)(nil), // 26: strandmq.v1.StartPosition
+	(NodeState)(0),           // 1: storage.v1.NodeState
+	(*MetadataCommand)(nil),  // 2: storage.v1.MetadataCommand
+	(*Bootstrap)(nil),        // 3: storage.v1.Bootstrap
+	(*CreateTopic)(nil),      // 4: storage.v1.CreateTopic
+	(*NodeList)(nil),         // 5: storage.v1.NodeList
+	(*FinishTopic)(nil),      // 6: storage.v1.FinishTopic
+	(*AlterTopic)(nil),       // 7: storage.v1.AlterTopic
+	(*DeleteTopic)(nil),      // 8: storage.v1.DeleteTopic
+	(*RemoveTopic)(nil),      // 9: storage.v1.RemoveTopic
+	(*CreateGroup)(nil),      // 10: storage.v1.CreateGroup
+	(*AlterGroup)(nil),       // 11: storage.v1.AlterGroup
+	(*PauseGroup)(nil),       // 12: storage.v1.PauseGroup
+	(*FinishGroup)(nil),      // 13: storage.v1.FinishGroup
+	(*DeleteGroup)(nil),      // 14: storage.v1.DeleteGroup
+	(*RemoveGroup)(nil),      // 15: storage.v1.RemoveGroup
+	(*Join)(nil),             // 16: storage.v1.Join
+	(*Leave)(nil),            // 17: storage.v1.Leave
+	(*Expire)(nil),           // 18: storage.v1.Expire
+	(*SessionRef)(nil),       // 19: storage.v1.SessionRef
+	(*SetAuthority)(nil),     // 20: storage.v1.SetAuthority
+	(*AddNode)(nil),          // 21: storage.v1.AddNode
+	(*NodeAddress)(nil),      // 22: storage.v1.NodeAddress
+	(*UpdateNode)(nil),       // 23: storage.v1.UpdateNode
+	(*DrainNode)(nil),        // 24: storage.v1.DrainNode
+	(*LoseNode)(nil),         // 25: storage.v1.LoseNode
+	(*RemoveNode)(nil),       // 26: storage.v1.RemoveNode
+	(*CreateJoinToken)(nil),  // 27: storage.v1.CreateJoinToken
+	(*PlaceReplicas)(nil),    // 28: storage.v1.PlaceReplicas
+	(*Placement)(nil),        // 29: storage.v1.Placement
+	(*SettleReplicas)(nil),   // 30: storage.v1.SettleReplicas
+	(*Settled)(nil),          // 31: storage.v1.Settled
+	(*LeftReplica)(nil),      // 32: storage.v1.LeftReplica
+	(*ClusterRow)(nil),       // 33: storage.v1.ClusterRow
+	(*AuthorityRow)(nil),     // 34: storage.v1.AuthorityRow
+	(*NodeRow)(nil),          // 35: storage.v1.NodeRow
+	(*JoinTokenRow)(nil),     // 36: storage.v1.JoinTokenRow
+	(*TopicRow)(nil),         // 37: storage.v1.TopicRow
+	(*PartitionRow)(nil),     // 38: storage.v1.PartitionRow
+	(*LeavingRow)(nil),       // 39: storage.v1.LeavingRow
+	(*GroupRow)(nil),         // 40: storage.v1.GroupRow
+	(*MemberRow)(nil),        // 41: storage.v1.MemberRow
+	(*ShareRow)(nil),         // 42: storage.v1.ShareRow
+	(*v1.TopicConfig)(nil),   // 43: strandmq.v1.TopicConfig
+	(*v1.GroupPolicy)(nil),   // 44: strandmq.v1.GroupPolicy
+	(*v1.StartPosition)(nil), // 45: strandmq.v1.StartPosition
 }
 var file_storage_v1_metadata_proto_depIdxs = []int32{
-	2,  // 0: storage.v1.MetadataCommand.bootstrap:type_name -> storage.v1.Bootstrap
-	3,  // 1: storage.v1.MetadataCommand.create_topic:type_name -> storage.v1.CreateTopic
-	4,  // 2: storage.v1.MetadataCommand.finish_topic:type_name -> storage.v1.FinishTopic
-	5,  // 3: storage.v1.MetadataCommand.alter_topic:type_name -> storage.v1.AlterTopic
-	6,  // 4: storage.v1.MetadataCommand.delete_topic:type_name -> storage.v1.DeleteTopic
-	7,  // 5: storage.v1.MetadataCommand.remove_topic:type_name -> storage.v1.RemoveTopic
-	8,  // 6: storage.v1.MetadataCommand.create_group:type_name -> storage.v1.CreateGroup
-	9,  // 7: storage.v1.MetadataCommand.alter_group:type_name -> storage.v1.AlterGroup
-	10, // 8: storage.v1.MetadataCommand.pause_group:type_name -> storage.v1.PauseGroup
-	11, // 9: storage.v1.MetadataCommand.finish_group:type_name -> storage.v1.FinishGroup
-	12, // 10: storage.v1.MetadataCommand.delete_group:type_name -> storage.v1.DeleteGroup
-	13, // 11: storage.v1.MetadataCommand.remove_group:type_name -> storage.v1.RemoveGroup
-	14, // 12: storage.v1.MetadataCommand.join:type_name -> storage.v1.Join
-	15, // 13: storage.v1.MetadataCommand.leave:type_name -> storage.v1.Leave
-	16, // 14: storage.v1.MetadataCommand.expire:type_name -> storage.v1.Expire
-	24, // 15: storage.v1.CreateTopic.config:type_name -> strandmq.v1.TopicConfig
-	24, // 16: storage.v1.AlterTopic.config:type_name -> strandmq.v1.TopicConfig
-	25, // 17: storage.v1.CreateGroup.policy:type_name -> strandmq.v1.GroupPolicy
-	26, // 18: storage.v1.CreateGroup.start:type_name -> strandmq.v1.StartPosition
-	25, // 19: storage.v1.AlterGroup.policy:type_name -> strandmq.v1.GroupPolicy
-	17, // 20: storage.v1.Expire.sessions:type_name -> storage.v1.SessionRef
-	0,  // 21: storage.v1.TopicRow.phase:type_name -> storage.v1.Phase
-	20, // 22: storage.v1.TopicRow.partitions:type_name -> storage.v1.PartitionRow
-	24, // 23: storage.v1.TopicRow.config:type_name -> strandmq.v1.TopicConfig
-	0,  // 24: storage.v1.GroupRow.phase:type_name -> storage.v1.Phase
-	25, // 25: storage.v1.GroupRow.policy:type_name -> strandmq.v1.GroupPolicy
-	26, // 26: storage.v1.GroupRow.start:type_name -> strandmq.v1.StartPosition
-	23, // 27: storage.v1.MemberRow.shares:type_name -> storage.v1.ShareRow
-	28, // [28:28] is the sub-list for method output_type
-	28, // [28:28] is the sub-list for method input_type
-	28, // [28:28] is the sub-list for extension type_name
-	28, // [28:28] is the sub-list for extension extendee
-	0,  // [0:28] is the sub-list for field type_name
+	3,  // 0: storage.v1.MetadataCommand.bootstrap:type_name -> storage.v1.Bootstrap
+	4,  // 1: storage.v1.MetadataCommand.create_topic:type_name -> storage.v1.CreateTopic
+	6,  // 2: storage.v1.MetadataCommand.finish_topic:type_name -> storage.v1.FinishTopic
+	7,  // 3: storage.v1.MetadataCommand.alter_topic:type_name -> storage.v1.AlterTopic
+	8,  // 4: storage.v1.MetadataCommand.delete_topic:type_name -> storage.v1.DeleteTopic
+	9,  // 5: storage.v1.MetadataCommand.remove_topic:type_name -> storage.v1.RemoveTopic
+	10, // 6: storage.v1.MetadataCommand.create_group:type_name -> storage.v1.CreateGroup
+	11, // 7: storage.v1.MetadataCommand.alter_group:type_name -> storage.v1.AlterGroup
+	12, // 8: storage.v1.MetadataCommand.pause_group:type_name -> storage.v1.PauseGroup
+	13, // 9: storage.v1.MetadataCommand.finish_group:type_name -> storage.v1.FinishGroup
+	14, // 10: storage.v1.MetadataCommand.delete_group:type_name -> storage.v1.DeleteGroup
+	15, // 11: storage.v1.MetadataCommand.remove_group:type_name -> storage.v1.RemoveGroup
+	16, // 12: storage.v1.MetadataCommand.join:type_name -> storage.v1.Join
+	17, // 13: storage.v1.MetadataCommand.leave:type_name -> storage.v1.Leave
+	18, // 14: storage.v1.MetadataCommand.expire:type_name -> storage.v1.Expire
+	20, // 15: storage.v1.MetadataCommand.set_authority:type_name -> storage.v1.SetAuthority
+	21, // 16: storage.v1.MetadataCommand.add_node:type_name -> storage.v1.AddNode
+	23, // 17: storage.v1.MetadataCommand.update_node:type_name -> storage.v1.UpdateNode
+	24, // 18: storage.v1.MetadataCommand.drain_node:type_name -> storage.v1.DrainNode
+	25, // 19: storage.v1.MetadataCommand.lose_node:type_name -> storage.v1.LoseNode
+	26, // 20: storage.v1.MetadataCommand.remove_node:type_name -> storage.v1.RemoveNode
+	27, // 21: storage.v1.MetadataCommand.create_join_token:type_name -> storage.v1.CreateJoinToken
+	28, // 22: storage.v1.MetadataCommand.place_replicas:type_name -> storage.v1.PlaceReplicas
+	30, // 23: storage.v1.MetadataCommand.settle_replicas:type_name -> storage.v1.SettleReplicas
+	32, // 24: storage.v1.MetadataCommand.left_replica:type_name -> storage.v1.LeftReplica
+	43, // 25: storage.v1.CreateTopic.config:type_name -> strandmq.v1.TopicConfig
+	5,  // 26: storage.v1.CreateTopic.placements:type_name -> storage.v1.NodeList
+	43, // 27: storage.v1.AlterTopic.config:type_name -> strandmq.v1.TopicConfig
+	44, // 28: storage.v1.CreateGroup.policy:type_name -> strandmq.v1.GroupPolicy
+	45, // 29: storage.v1.CreateGroup.start:type_name -> strandmq.v1.StartPosition
+	44, // 30: storage.v1.AlterGroup.policy:type_name -> strandmq.v1.GroupPolicy
+	19, // 31: storage.v1.Expire.sessions:type_name -> storage.v1.SessionRef
+	22, // 32: storage.v1.AddNode.address:type_name -> storage.v1.NodeAddress
+	22, // 33: storage.v1.UpdateNode.address:type_name -> storage.v1.NodeAddress
+	29, // 34: storage.v1.PlaceReplicas.placements:type_name -> storage.v1.Placement
+	31, // 35: storage.v1.SettleReplicas.settled:type_name -> storage.v1.Settled
+	38, // 36: storage.v1.ClusterRow.metadata:type_name -> storage.v1.PartitionRow
+	1,  // 37: storage.v1.NodeRow.state:type_name -> storage.v1.NodeState
+	22, // 38: storage.v1.NodeRow.address:type_name -> storage.v1.NodeAddress
+	0,  // 39: storage.v1.TopicRow.phase:type_name -> storage.v1.Phase
+	38, // 40: storage.v1.TopicRow.partitions:type_name -> storage.v1.PartitionRow
+	43, // 41: storage.v1.TopicRow.config:type_name -> strandmq.v1.TopicConfig
+	39, // 42: storage.v1.PartitionRow.leaving:type_name -> storage.v1.LeavingRow
+	0,  // 43: storage.v1.GroupRow.phase:type_name -> storage.v1.Phase
+	44, // 44: storage.v1.GroupRow.policy:type_name -> strandmq.v1.GroupPolicy
+	45, // 45: storage.v1.GroupRow.start:type_name -> strandmq.v1.StartPosition
+	42, // 46: storage.v1.MemberRow.shares:type_name -> storage.v1.ShareRow
+	47, // [47:47] is the sub-list for method output_type
+	47, // [47:47] is the sub-list for method input_type
+	47, // [47:47] is the sub-list for extension type_name
+	47, // [47:47] is the sub-list for extension extendee
+	0,  // [0:47] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_metadata_proto_init() }
@@ -2192,14 +3687,24 @@ func file_storage_v1_metadata_proto_init() {
 		(*MetadataCommand_Join)(nil),
 		(*MetadataCommand_Leave)(nil),
 		(*MetadataCommand_Expire)(nil),
+		(*MetadataCommand_SetAuthority)(nil),
+		(*MetadataCommand_AddNode)(nil),
+		(*MetadataCommand_UpdateNode)(nil),
+		(*MetadataCommand_DrainNode)(nil),
+		(*MetadataCommand_LoseNode)(nil),
+		(*MetadataCommand_RemoveNode)(nil),
+		(*MetadataCommand_CreateJoinToken)(nil),
+		(*MetadataCommand_PlaceReplicas)(nil),
+		(*MetadataCommand_SettleReplicas)(nil),
+		(*MetadataCommand_LeftReplica)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_metadata_proto_rawDesc), len(file_storage_v1_metadata_proto_rawDesc)),
-			NumEnums:      1,
-			NumMessages:   23,
+			NumEnums:      2,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   0,
 		},

@@ -261,8 +261,11 @@ type TopicConfig struct {
 	// At its limit, a group that holds makes publishes to the partition be refused
 	// (HOLD_LIMIT) instead of losing messages. Default false.
 	RefusePublishesAtHoldLimit *bool `protobuf:"varint,5,opt,name=refuse_publishes_at_hold_limit,json=refusePublishesAtHoldLimit,proto3,oneof" json:"refuse_publishes_at_hold_limit,omitempty"`
-	unknownFields              protoimpl.UnknownFields
-	sizeCache                  protoimpl.SizeCache
+	// How many replicas each partition has: 1, 3 or 5, and no more than there are
+	// nodes. 0: 3 where there are three nodes or more, else 1 (the default).
+	Replication   *uint32 `protobuf:"varint,6,opt,name=replication,proto3,oneof" json:"replication,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *TopicConfig) Reset() {
@@ -328,6 +331,13 @@ func (x *TopicConfig) GetRefusePublishesAtHoldLimit() bool {
 		return *x.RefusePublishesAtHoldLimit
 	}
 	return false
+}
+
+func (x *TopicConfig) GetReplication() uint32 {
+	if x != nil && x.Replication != nil {
+		return *x.Replication
+	}
+	return 0
 }
 
 // Topic is a topic and its settings.
@@ -5287,17 +5297,19 @@ var File_strandmq_v1_admin_proto protoreflect.FileDescriptor
 
 const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
-	"\x17strandmq/v1/admin.proto\x12\vstrandmq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19strandmq/v1/consume.proto\x1a\x19strandmq/v1/message.proto\"\xde\x02\n" +
+	"\x17strandmq/v1/admin.proto\x12\vstrandmq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19strandmq/v1/consume.proto\x1a\x19strandmq/v1/message.proto\"\x95\x03\n" +
 	"\vTopicConfig\x12&\n" +
 	"\fretention_ms\x18\x01 \x01(\x03H\x00R\vretentionMs\x88\x01\x01\x12,\n" +
 	"\x0fretention_bytes\x18\x02 \x01(\x03H\x01R\x0eretentionBytes\x88\x01\x01\x12)\n" +
 	"\x0emax_body_bytes\x18\x03 \x01(\x03H\x02R\fmaxBodyBytes\x88\x01\x01\x12*\n" +
 	"\x04kind\x18\x04 \x01(\x0e2\x16.strandmq.v1.TopicKindR\x04kind\x12G\n" +
-	"\x1erefuse_publishes_at_hold_limit\x18\x05 \x01(\bH\x03R\x1arefusePublishesAtHoldLimit\x88\x01\x01B\x0f\n" +
+	"\x1erefuse_publishes_at_hold_limit\x18\x05 \x01(\bH\x03R\x1arefusePublishesAtHoldLimit\x88\x01\x01\x12%\n" +
+	"\vreplication\x18\x06 \x01(\rH\x04R\vreplication\x88\x01\x01B\x0f\n" +
 	"\r_retention_msB\x12\n" +
 	"\x10_retention_bytesB\x11\n" +
 	"\x0f_max_body_bytesB!\n" +
-	"\x1f_refuse_publishes_at_hold_limit\"\xa3\x01\n" +
+	"\x1f_refuse_publishes_at_hold_limitB\x0e\n" +
+	"\f_replication\"\xa3\x01\n" +
 	"\x05Topic\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x1e\n" +
 	"\n" +

@@ -1,0 +1,285 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/strandmq/strandmq/coordinator/placement"
+	"github.com/strandmq/strandmq/partition"
+	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
+)
+
+// Reached tells the leader of the metadata log that a node came or went, as this
+// node sees it. Who begins to lead that log is told of every node once.
+func (c *Coordinator) Reached(n partition.NodeID, up bool) error {
+	return c.host.Post(partition.Metadata, reached{node: n, up: up})
+}
+
+// Silent is how long the leader of the metadata log, if that is this node, has not
+// heard of a node: 0 while it is there. ok is false where it is not known.
+func (c *Coordinator) Silent(n partition.NodeID) (ms partition.Millis, ok bool) {
+	since := c.app.silent.Load()
+	if since == nil {
+		return 0, false
+	}
+	return silentFor(*since, c.app.cfg.Now())(n), true
+}
+
+// picture is the cluster as it is now. Where this node does not know who is there,
+// all are taken to be.
+func (c *Coordinator) picture(m *Map) placement.Picture {
+	var since map[partition.NodeID]partition.Millis
+	if p := c.app.silent.Load(); p != nil {
+		since = *p
+	}
+	return picture(m, silentFor(since, c.app.cfg.Now()))
+}
+
+// Plan is what would be placed anew now, and what cannot be.
+func (c *Coordinator) Plan() placement.Plan {
+	return placement.Make(c.picture(c.View()), c.app.cfg.Balance)
+}
+
+// PlanWithout is what would be moved, in the end and not at once, if a node were
+// drained, and what could not be. Error: *ErrNotFound.
+func (c *Coordinator) PlanWithout(n partition.NodeID) (placement.Plan, error) {
+	m := c.View()
+	if _, ok := m.Node(n); !ok {
+		return placement.Plan{}, &ErrNotFound{Kind: KindNode, Name: n.String()}
+	}
+	pic := c.picture(m)
+	for i := range pic.Nodes {
+		if pic.Nodes[i].ID == n {
+			pic.Nodes[i].Draining = true
+		}
+	}
+	opt := c.app.cfg.Balance
+	opt.Moves = max(len(pic.Partitions), 1)
+	return placement.Make(pic, opt), nil
+}
+
+// createPlaced proposes a topic with its replicas placed, and again when a node
+// that was chosen goes meanwhile.
+func (c *Coordinator) createPlaced(ctx context.Context, create *storagev1.CreateTopic, replication int) (*result, error) {
+	for range alterTries {
+		create.Placements = nil
+		m := c.View()
+		_, exists := m.FindTopic(create.Name)
+		if len(m.nodes) > 0 && !exists {
+			want := placement.Wanted(replication, 0, m.active())
+			placed, err := placement.Initial(c.picture(m), uint64(m.nextPartition), int(create.Partitions), want)
+			if few := (*placement.ErrTooFew)(nil); errors.As(err, &few) {
+				return nil, &ErrReplication{Want: few.Want, Nodes: few.Active, There: few.There}
+			}
+			if err != nil {
+				return nil, err
+			}
+			for _, nodes := range placed {
+				list := &storagev1.NodeList{}
+				for _, n := range nodes {
+					list.Nodes = append(list.Nodes, uint64(n))
+				}
+				create.Placements = append(create.Placements, list)
+			}
+		}
+		r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateTopic{CreateTopic: create}})
+		if conflict := (*ErrConflict)(nil); errors.As(err, &conflict) {
+			continue
+		}
+		return r, err
+	}
+	return nil, &ErrConflict{Kind: KindTopic, Name: create.Name}
+}
+
+// SetAuthority gives the cluster its authority if it has none, and answers the one
+// that it has. Error: *ErrInvalid.
+func (c *Coordinator) SetAuthority(ctx context.Context, a Authority) (Authority, error) {
+	_, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_SetAuthority{SetAuthority: &storagev1.SetAuthority{
+		Certificate: a.Certificate, Key: a.Key,
+	}}})
+	return c.View().Cluster.Authority, err
+}
+
+// Found writes down this node as the one that the cluster began with, if it has
+// none yet, and otherwise says where it is, as UpdateNode does. A node that others
+// cannot reach says nothing new. Errors: *ErrInvalid, *ErrNodeActive, *ErrOldBoot,
+// *ErrNodeGone, *ErrNotFound.
+func (c *Coordinator) Found(ctx context.Context, at Address) (*Node, error) {
+	id := c.app.cfg.Node
+	m := c.View()
+	if len(m.nodes) == 0 {
+		return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{Node: uint64(id), Address: at.proto()}}})
+	}
+	if n, ok := m.Node(id); ok && at.Peer == "" && n.Peer == "" && n.Store == at.Store && n.State != Lost && n.State != Removed {
+		return n, nil
+	}
+	return c.UpdateNode(ctx, id, at)
+}
+
+// AddNode lets a node in by a join token. The same store again is the same node.
+// Errors: *ErrInvalid, *ErrToken, *ErrNodeGone, *ErrOldBoot, *ErrLimit.
+func (c *Coordinator) AddNode(ctx context.Context, token TokenHash, at Address) (*Node, error) {
+	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{TokenHash: token[:], Address: at.proto()}}})
+}
+
+// UpdateNode says where a node is, at its start. Errors: *ErrInvalid, *ErrNotFound,
+// *ErrNodeGone, *ErrNodeActive, *ErrOldBoot.
+func (c *Coordinator) UpdateNode(ctx context.Context, id partition.NodeID, at Address) (*Node, error) {
+	if n, ok := c.View().Node(id); ok && n.Address == at {
+		return n, nil
+	}
+	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_UpdateNode{UpdateNode: &storagev1.UpdateNode{Node: uint64(id), Address: at.proto()}}})
+}
+
+// DrainNode has what a node holds go elsewhere, or ends that. Errors:
+// *ErrNotFound, *ErrNodeGone, *ErrLastNode.
+func (c *Coordinator) DrainNode(ctx context.Context, id partition.NodeID, draining bool) (*Node, error) {
+	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_DrainNode{DrainNode: &storagev1.DrainNode{Node: uint64(id), Draining: draining}}})
+}
+
+// LoseNode gives up what a node holds, for good: its disk is lost. Its replicas
+// are made anew at once, and then it is removed. confirm is its name again.
+// Errors: *ErrNotFound, *ErrConfirm, *ErrLastNode, *ErrNodeGone, *ErrNodeHolds.
+func (c *Coordinator) LoseNode(ctx context.Context, id partition.NodeID, confirm string) (*Node, error) {
+	if err := c.confirmNode(id, confirm); err != nil {
+		return nil, err
+	}
+	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_LoseNode{LoseNode: &storagev1.LoseNode{Node: uint64(id)}}})
+}
+
+// RemoveNode takes a node that holds nothing out of the cluster. confirm is its
+// name again. Errors: *ErrNotFound, *ErrConfirm, *ErrLastNode, *ErrNodeHolds.
+func (c *Coordinator) RemoveNode(ctx context.Context, id partition.NodeID, confirm string) (*Node, error) {
+	if err := c.confirmNode(id, confirm); err != nil {
+		return nil, err
+	}
+	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_RemoveNode{RemoveNode: &storagev1.RemoveNode{Node: uint64(id)}}})
+}
+
+func (c *Coordinator) confirmNode(id partition.NodeID, confirm string) error {
+	if _, ok := c.View().Node(id); !ok {
+		return &ErrNotFound{Kind: KindNode, Name: id.String()}
+	}
+	if confirm != id.String() {
+		return &ErrConfirm{Kind: KindNode, Name: id.String(), Given: confirm}
+	}
+	return nil
+}
+
+// CheckLose tells what LoseNode would say, and changes nothing.
+func (c *Coordinator) CheckLose(id partition.NodeID) error {
+	return c.dry(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_LoseNode{LoseNode: &storagev1.LoseNode{Node: uint64(id)}}})
+}
+
+// CheckRemove tells what RemoveNode would say, and changes nothing.
+func (c *Coordinator) CheckRemove(id partition.NodeID) error {
+	return c.dry(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_RemoveNode{RemoveNode: &storagev1.RemoveNode{Node: uint64(id)}}})
+}
+
+// CheckDrain tells what DrainNode would say, and changes nothing.
+func (c *Coordinator) CheckDrain(id partition.NodeID) error {
+	return c.dry(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_DrainNode{DrainNode: &storagev1.DrainNode{Node: uint64(id), Draining: true}}})
+}
+
+// CheckPlace tells what Place would say, and changes nothing.
+func (c *Coordinator) CheckPlace(id partition.PartitionID, nodes []partition.NodeID) error {
+	cmd, err := c.placing(id, nodes)
+	if err != nil {
+		return err
+	}
+	return c.dry(cmd)
+}
+
+// dry applies a command to a machine that is thrown away. Maps are immutable, so
+// it may begin with the one that readers have.
+func (c *Coordinator) dry(cmd *storagev1.MetadataCommand) error {
+	now := c.app.cfg.Now()
+	b, err := encode(cmd, now)
+	if err != nil {
+		return err
+	}
+	mc := newMachine()
+	mc.m = c.View()
+	r, err := mc.apply(partition.Index(mc.m.Revision+1), b)
+	if err != nil {
+		return err
+	}
+	return r.err
+}
+
+// secretBytes is how long the secret of a join token is.
+const secretBytes = 32
+
+// CreateJoinToken makes a token that one node can join with, for so long. The
+// secret is nowhere but in the answer. Errors: *ErrInvalid, *ErrLimit.
+func (c *Coordinator) CreateJoinToken(ctx context.Context, valid partition.Millis) (secret []byte, t *JoinToken, err error) {
+	secret = make([]byte, secretBytes)
+	if _, err := io.ReadFull(c.app.cfg.Rand, secret); err != nil {
+		return nil, nil, fmt.Errorf("no randomness for the token: %w", err)
+	}
+	hash := HashToken(secret)
+	r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateJoinToken{CreateJoinToken: &storagev1.CreateJoinToken{
+		Hash: hash[:], ExpiresMs: int64(c.app.cfg.Now() + valid),
+	}}})
+	if err != nil {
+		return nil, nil, err
+	}
+	return secret, r.token, nil
+}
+
+// Place says where replicas of a partition are wanted: 1, 3 or 5 nodes, the first
+// to lead. Errors: *ErrInvalid, *ErrNotFound, *ErrNotActive, *ErrErasing, *ErrBusy,
+// *ErrConflict.
+func (c *Coordinator) Place(ctx context.Context, id partition.PartitionID, nodes []partition.NodeID) (*Partition, error) {
+	cmd, err := c.placing(id, nodes)
+	if err != nil {
+		return nil, err
+	}
+	return c.place(ctx, cmd)
+}
+
+func (c *Coordinator) placing(id partition.PartitionID, nodes []partition.NodeID) (*storagev1.MetadataCommand, error) {
+	p, ok := c.View().Partition(id)
+	if !ok {
+		return nil, &ErrNotFound{Kind: KindPartition, Name: id.String()}
+	}
+	return &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_PlaceReplicas{PlaceReplicas: &storagev1.PlaceReplicas{
+		Placements: []*storagev1.Placement{placementOf(p, nodes)},
+	}}}, nil
+}
+
+// Settle says that the voters of a partition are those that a placement of it
+// wanted, and that those it took the vote from have none. The partition's leader
+// says so. Errors: *ErrNotFound, *ErrConflict when it was placed anew meanwhile.
+func (c *Coordinator) Settle(ctx context.Context, id partition.PartitionID, placement uint64) (*Partition, error) {
+	return c.place(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_SettleReplicas{SettleReplicas: &storagev1.SettleReplicas{
+		Settled: []*storagev1.Settled{{PartitionId: uint64(id), Placement: placement}},
+	}}})
+}
+
+// Left says that a replica that is Out is erased from its node's disk. The node
+// says so. Saying it again succeeds. Error: *ErrInvalid for one that is not out.
+func (c *Coordinator) Left(ctx context.Context, id partition.PartitionID, r partition.ReplicaID) error {
+	_, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_LeftReplica{LeftReplica: &storagev1.LeftReplica{
+		PartitionId: uint64(id), Replica: uint64(r),
+	}}})
+	return err
+}
+
+func (c *Coordinator) node(ctx context.Context, cmd *storagev1.MetadataCommand) (*Node, error) {
+	r, err := c.propose(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return r.node, nil
+}
+
+func (c *Coordinator) place(ctx context.Context, cmd *storagev1.MetadataCommand) (*Partition, error) {
+	r, err := c.propose(ctx, cmd)
+	if err != nil {
+		return nil, err
+	}
+	return r.place, nil
+}
