@@ -111,7 +111,7 @@ func checkAction(a Action, delay partition.Millis, reason string) error {
 	case delay < 0 || delay > MaxDelay:
 		return &ErrBadSettlement{"delay_ms", fmt.Sprintf("is %d and must be from 0 to %d", delay, MaxDelay)}
 	case delay != 0 && a != Nack && a != Extend:
-		return &ErrBadSettlement{"delay_ms", "only a nack or an extend takes one"}
+		return &ErrBadSettlement{"delay_ms", "is given, and only a nack or an extend takes one"}
 	case len(reason) > MaxReason:
 		return &ErrBadSettlement{"reason", fmt.Sprintf("is %d bytes long and may be at most %d", len(reason), MaxReason)}
 	}

@@ -22,6 +22,7 @@ func (r *SettleRun) Len() int { return int(max(r.Last, r.First)-r.First) + 1 }
 
 // SettleRunResult is what became of deliveries that fared alike.
 type SettleRunResult struct {
+	Run         int // which of the call's runs, from 0
 	First, Last uint64
 	SettleResult
 }
@@ -150,7 +151,10 @@ func (st *Stream) Settle(ctx context.Context, runs []SettleRun, done func([]Sett
 }
 
 func (r *SettleRun) check() error {
-	if r.Last != 0 && r.Last < r.First {
+	switch {
+	case r.First == 0:
+		return &ErrBadSettlement{"first", "is 0: a stream's deliveries are numbered from 1"}
+	case r.Last != 0 && r.Last < r.First:
 		return &ErrBadSettlement{"last", "is less than first"}
 	}
 	return checkAction(r.Action, r.Delay, r.Reason)
@@ -231,7 +235,7 @@ func (st *Stream) results(runs []SettleRun, bad []error, pieces []piece) []Settl
 	refuse := func(to int) {
 		for ; run < to; run++ {
 			if bad[run] != nil {
-				out = append(out, SettleRunResult{runs[run].First, max(runs[run].Last, runs[run].First), SettleResult{Err: bad[run]}})
+				out = append(out, SettleRunResult{run, runs[run].First, max(runs[run].Last, runs[run].First), SettleResult{Err: bad[run]}})
 			}
 		}
 	}
@@ -250,14 +254,14 @@ func (st *Stream) results(runs []SettleRun, bad []error, pieces []piece) []Settl
 				}
 			}
 			begun = true
-			out = append(out, SettleRunResult{first, first, r})
+			out = append(out, SettleRunResult{p.run, first, first, r})
 		}
 		if p.blk == nil {
 			r := SettleResult{Err: errNumber}
 			if begun && sameResult(out[len(out)-1].SettleResult, r) {
 				out[len(out)-1].Last = p.last
 			} else {
-				out = append(out, SettleRunResult{p.first, p.last, r})
+				out = append(out, SettleRunResult{p.run, p.first, p.last, r})
 			}
 			continue
 		}

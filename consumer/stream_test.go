@@ -282,6 +282,11 @@ func TestStreamSettleFarNumbers(t *testing.T) {
 	if n := len(offsetsOf(streamed(t, st))); n != 6 {
 		t.Fatalf("%d deliveries", n)
 	}
+	for _, run := range []SettleRun{{Action: Ack}, {Last: most, Action: Ack}} {
+		if rs := settleRuns(st, run); len(rs) != 1 || !errors.As(rs[0].Err, new(*ErrBadSettlement)) {
+			t.Fatalf("there is no number 0: %v", rs)
+		}
+	}
 	for _, c := range []struct {
 		run     SettleRun
 		settled uint64 // the first that is not stale
@@ -291,11 +296,10 @@ func TestStreamSettleFarNumbers(t *testing.T) {
 		{SettleRun{First: most - 1, Last: most}, 0, 0},
 		{SettleRun{First: 1 << 63, Last: most}, 0, 0},
 		{SettleRun{First: 7, Last: most}, 0, 0},
-		{SettleRun{First: 0}, 0, 0},
 		{SettleRun{First: 6, Last: most}, 6, 1},
 		{SettleRun{First: 4, Last: 1 << 63}, 4, 2},
-		{SettleRun{First: 0, Last: most}, 1, 3},
-		{SettleRun{First: 0, Last: most}, 0, 0},
+		{SettleRun{First: 1, Last: most}, 1, 3},
+		{SettleRun{First: 1, Last: most}, 0, 0},
 	} {
 		c.run.Action = Ack
 		rs := settleRuns(st, c.run)

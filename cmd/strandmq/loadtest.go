@@ -59,8 +59,9 @@ Failures are mixed in with --nack, --lapse and --crash; the checker expects what
 was promised all the same. Everything else that fails is tried again, so the
 broker may be stopped, killed and started meanwhile.
 
-The topic is new and is deleted at the end, unless --keep. With --topic, a topic
-that exists is used from its end, and only the groups are deleted.
+The topic is new and is deleted at the end, unless --keep. With --topic it gets
+that name; if there is such a topic already, it is used from its end, and only the
+groups are deleted.
 
 What is kept in memory depends on --keys, --producers and --groups, not on the
 length of the run. Ctrl-C ends the publishing; the rest is still checked.
@@ -93,7 +94,7 @@ docs/loadtest.md says what each figure means.`,
 	fl.BoolVar(&f.c.Messages, "messages", false, "over streams, publish readable messages instead of record batches")
 	fl.BoolVar(&f.c.Sequences, "sequences", false, "over streams, publish with a producer's sequence")
 	must(c.RegisterFlagCompletionFunc("transport", words("stream", "unary")))
-	fl.StringVar(&f.c.Topic, "topic", "", "the topic (default: a new one of a name of its own)")
+	fl.StringVar(&f.c.Topic, "topic", "", "the topic, made if there is none (default: a new one of a name of its own)")
 	fl.Var(&f.partitions, "partitions", "how many partitions a new topic gets")
 	whole("producers", &f.c.Producers, 4, "how many producers, each on a stream of its own; by unary calls, with one batch on its way at a time")
 	whole("groups", &f.c.Groups, 1, "how many groups, each of which gets everything; 0 only publishes")
@@ -298,6 +299,14 @@ func (p *loadProgress) tell(x loadtest.Progress) {
 
 func whole(rate float64) string { return quantity.Count(int64(rate + 0.5)) }
 
+// rated is whole where 0 is no rate: it was not measured, or nothing came.
+func rated(rate float64) string {
+	if rate == 0 {
+		return "-"
+	}
+	return whole(rate)
+}
+
 // ms prints milliseconds with three digits or so.
 func ms(v float64) string {
 	switch {
@@ -326,7 +335,7 @@ func (a *app) showLoad(rep *loadtest.Report, kept bool) error {
 		Right: []int{1, 2, 3, 4, 5, 6, 7},
 	}
 	row := func(what string, n uint64, rate float64, l loadtest.Latency) {
-		t.Add(what, quantity.Count(n), whole(rate), ms(l.P50), ms(l.P90), ms(l.P99), ms(l.P999), ms(l.Max))
+		t.Add(what, quantity.Count(n), rated(rate), ms(l.P50), ms(l.P90), ms(l.P99), ms(l.P999), ms(l.Max))
 	}
 	row("publish", rep.Publish.Messages, rep.Publish.Rate, rep.Publish.Latency)
 	for i, g := range rep.Groups {
@@ -363,8 +372,12 @@ func (a *app) showLoad(rep *loadtest.Report, kept bool) error {
 // loadNotes says in words what the tables do not.
 func (a *app) loadNotes(rep *loadtest.Report, kept bool) {
 	p := rep.Publish
-	a.talk("%s of bodies a second, %.1f messages a call; figures of %.1f s after %.1f s of warm-up.",
-		quantity.RoughSize(uint64(p.Bytes)), float64(p.Messages)/max(float64(p.Calls), 1), rep.Measured/1000, rep.Load.Warmup/1000)
+	figures := fmt.Sprintf("figures of %.1f s after %.1f s of warm-up.", rep.Measured/1000, rep.Load.Warmup/1000)
+	if p.Rate > 0 {
+		figures = fmt.Sprintf("%s of bodies a second, %.1f messages a call; ",
+			quantity.RoughSize(uint64(p.Bytes)), float64(p.Messages)/max(float64(p.Calls), 1)) + figures
+	}
+	a.talk("%s", figures)
 	if len(rep.Groups) > 0 && rep.Drained {
 		a.talk("The groups were through %s after the last receipt.", ms(rep.Drain))
 	}

@@ -306,7 +306,7 @@ func TestProducerSequence(t *testing.T) {
 	if r := again[2].GetReceipt(); r == nil || r.GetDuplicate() {
 		t.Fatalf("the new one: %v", again[2])
 	}
-	if p := send(5, msg("k", "5"))[0].GetProblem(); p.GetReason() != "SEQUENCE_GAP" {
+	if p := send(5, msg("k", "5"))[0].GetProblem(); p.GetReason() != "SEQUENCE_GAP" || !strings.Contains(p.GetMessage(), "sends sequence 5 where") {
 		t.Fatalf("a gap: %v", p)
 	}
 	if p := send(2, msg("k", "other"))[0].GetProblem(); p.GetReason() != "SEQUENCE_REUSED" {

@@ -132,7 +132,7 @@ func (b *Broker) settledResults(results []consumer.SettleRunResult) []*strandmqv
 		r := &results[i]
 		out[i] = &strandmqv1.SettleRunResult{First: r.First, Last: r.Last, Deadline: timestampOrNil(int64(r.Deadline)), DeadLettered: r.Dead}
 		if r.Err != nil {
-			out[i].Problem = b.problemOf(r.Err, "settlements")
+			out[i].Problem = b.itemProblem("settlements", r.Run, r.Err)
 		}
 	}
 	return out

@@ -461,13 +461,20 @@ func TestConsumeSettles(t *testing.T) {
 		{First: 0, Action: ack}, {First: 100, Last: 200, Action: ack},
 	}})
 	var said []string
+	fields := map[uint64]string{7: "settlements[5].action", 8: "settlements[6].action", 9: "settlements[7].delay_ms", 11: "settlements[9].reason", 0: "settlements[10].first", 100: "settlements[11].token"}
 	for _, r := range m.results(13 + 100) {
+		if want := fields[r.GetFirst()]; want != "" && r.GetProblem().GetField() != want {
+			t.Errorf("%d: field %s, want %s", r.GetFirst(), r.GetProblem().GetField(), want)
+		}
+		if r.GetFirst() == 7 && !strings.HasPrefix(r.GetProblem().GetMessage(), "action must be ack") {
+			t.Errorf("of what? %s", r.GetProblem().GetMessage())
+		}
 		said = append(said, fmt.Sprintf("%d-%d %s %v %v", r.GetFirst(), r.GetLast(), r.GetProblem().GetReason(), r.GetDeadLettered(), r.GetDeadline() != nil))
 	}
 	want := []string{
 		"1-2  false false", "3-3  false true", "4-4  true false", "5-5  false false", "6-6  false false",
 		"7-7 BAD_VALUE false false", "8-8 BAD_VALUE false false", "9-9 BAD_VALUE false false", "10-10 BAD_VALUE false false", "11-11 BAD_VALUE false false",
-		"0-0 STALE_DELIVERY false false", "100-200 STALE_DELIVERY false false",
+		"0-0 BAD_VALUE false false", "100-200 STALE_DELIVERY false false",
 	}
 	if !slices.Equal(said, want) {
 		t.Fatalf("results\n%s\nwant\n%s", strings.Join(said, "\n"), strings.Join(want, "\n"))

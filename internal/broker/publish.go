@@ -76,7 +76,16 @@ func (b *Broker) itemProblem(list string, i int, err error) *strandmqv1.Problem 
 
 // problemOf is the refusal of a part of a request, whose field it names.
 func (b *Broker) problemOf(err error, field string) *strandmqv1.Problem {
-	r := *b.explain(err)
+	return b.problemIn(b.explain(err), field)
+}
+
+// recordProblem is the refusal of one record of a batch that was stored as it came.
+func (b *Broker) recordProblem(i int, err error) *strandmqv1.Problem {
+	return b.problemIn(explainer{partition: b.partitionName}.translate(err), fmt.Sprintf("record_batch.records[%d]", i))
+}
+
+func (b *Broker) problemIn(why *refusal, field string) *strandmqv1.Problem {
+	r := *why
 	if r.reason == "INTERNAL" {
 		r.text = "the broker failed to handle this one" // the details are for the log
 	}

@@ -169,7 +169,7 @@ func (b *Broker) receipts(o *outcome) []*strandmqv1.PublishResult {
 	out := make([]*strandmqv1.PublishResult, len(o.stored))
 	for i, s := range o.stored {
 		if s.Err != nil {
-			out[i] = &strandmqv1.PublishResult{Problem: b.itemProblem("record_batch.records", i, s.Err)}
+			out[i] = &strandmqv1.PublishResult{Problem: b.recordProblem(i, s.Err)}
 			continue
 		}
 		out[i] = &strandmqv1.PublishResult{Receipt: &strandmqv1.Receipt{Partition: o.number, Offset: uint64(s.Offset), Duplicate: s.Duplicate}}

@@ -149,6 +149,11 @@ func TestBothGiveTheSameLog(t *testing.T) {
 	if err != nil || gap.GetResults()[0].GetProblem().GetReason() != "SEQUENCE_GAP" {
 		t.Fatalf("a gap: %v, %v", gap, err)
 	}
+	// A batch counts its sequences from 0, and so does what is said of it; of
+	// readable messages they count from 1.
+	if s := gap.GetResults()[0].GetProblem().GetMessage(); !strings.Contains(s, "sends sequence 9 where 4 is next") {
+		t.Errorf("a gap in a batch: %s", s)
+	}
 	// And readers see no difference.
 	a.group(t, "t", "g", &strandmqv1.GroupPolicy{Mode: strandmqv1.GroupMode_GROUP_MODE_NONE})
 	ds := a.receive(t, "t", "g", "m", 20)

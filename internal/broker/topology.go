@@ -111,7 +111,7 @@ func (b *Broker) group(topicName, groupName string) (*topic, *coordinator.Group,
 
 // inField names the field of a name that was refused.
 func inField(err error, field string) error {
-	r := *explainer{partition.PartitionID.String}.translate(err) // speaks of a name, not of partitions
+	r := *explainer{partition: partition.PartitionID.String}.translate(err) // speaks of a name, not of partitions
 	r.field = field
 	return &r
 }

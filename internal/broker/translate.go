@@ -27,10 +27,21 @@ const shortly = 200 * time.Millisecond
 type explainer struct {
 	// partition names a partition as callers know it.
 	partition func(partition.PartitionID) string
+	// fromOne: the caller counts a producer's messages from 1, as with readable
+	// messages. In record batches they count from 0, as in the log.
+	fromOne bool
+}
+
+// sequence is a producer's sequence as the caller counts.
+func (x explainer) sequence(n uint64) uint64 {
+	if x.fromOne {
+		return n + 1
+	}
+	return n
 }
 
 // explain translates an error for a caller.
-func (b *Broker) explain(err error) *refusal { return explainer{b.partitionName}.translate(err) }
+func (b *Broker) explain(err error) *refusal { return explainer{b.partitionName, true}.translate(err) }
 
 // partitionName is a partition by its topic and its number there.
 func (b *Broker) partitionName(id partition.PartitionID) string {
@@ -45,7 +56,7 @@ func (b *Broker) partitionName(id partition.PartitionID) string {
 
 // reasonOf is an error's reason in the table, for who does not need the words.
 func reasonOf(err error) string {
-	return explainer{partition.PartitionID.String}.translate(err).reason
+	return explainer{partition: partition.PartitionID.String}.translate(err).reason
 }
 
 // translate gives every error of the packages below its row of the table. What
@@ -200,12 +211,11 @@ func (x explainer) partitionError(err error) *refusal {
 		return refuse("ID_REUSED", "id", "message id %s is taken: %s holds another message with this id and key at offset %d: use a new id", plain.Quote(id.ID), x.partition(id.Partition), id.Offset)
 	case errors.As(err, &old):
 		return refuse("SEQUENCE_EXPIRED", "", "producer %s used sequence %d before: that message was stored in %s, and retention has removed it since: go on with the next one",
-			plain.Quote(old.Producer), old.Sequence+1, x.partition(old.Partition))
-	// Callers count a producer's messages from 1, the log from 0.
+			plain.Quote(old.Producer), x.sequence(old.Sequence), x.partition(old.Partition))
 	case errors.As(err, &gap):
-		return refuse("SEQUENCE_GAP", "first_sequence", "producer %s sends sequence %d where %d is next: send from there on, or begin with a new producer id", plain.Quote(gap.Producer), gap.Got+1, gap.Expected+1)
+		return refuse("SEQUENCE_GAP", "first_sequence", "producer %s sends sequence %d where %d is next: send from there on, or begin with a new producer id", plain.Quote(gap.Producer), x.sequence(gap.Got), x.sequence(gap.Expected))
 	case errors.As(err, &reused):
-		return refuse("SEQUENCE_REUSED", "first_sequence", "producer %s used sequence %d before, for another message, stored at offset %d: begin with a new producer id", plain.Quote(reused.Producer), reused.Sequence+1, reused.Offset)
+		return refuse("SEQUENCE_REUSED", "first_sequence", "producer %s used sequence %d before, for another message, stored at offset %d: begin with a new producer id", plain.Quote(reused.Producer), x.sequence(reused.Sequence), reused.Offset)
 	}
 	return nil
 }
@@ -245,7 +255,7 @@ func (x explainer) consumerError(err error) *refusal {
 	case errors.As(err, &session):
 		return refuse("SESSION_ENDED", "session", "%s", err)
 	case errors.As(err, &settle):
-		return refuse("BAD_VALUE", settle.Field, "%s", settle.Why)
+		return refuse("BAD_VALUE", settle.Field, "%s %s", settle.Field, settle.Why)
 	case errors.As(err, &not):
 		return notDead(fmt.Sprintf("the group has no dead letter at offset %d of %s", not.Offset, x.partition(not.Partition)))
 	case errors.As(err, &limit):

@@ -17,7 +17,7 @@ type Error struct {
 
 func (e *Error) Error() string {
 	if e.Record > 0 {
-		return fmt.Sprintf("record batch: record %d: %s", e.Record, e.Why)
+		return fmt.Sprintf("record batch: record %d: %s", e.Record-1, e.Why) // told from 0, as everywhere
 	}
 	return "record batch: " + e.Why
 }

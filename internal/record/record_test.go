@@ -150,7 +150,7 @@ func TestLimits(t *testing.T) {
 		{"id", []Record{{ID: strings.Repeat("i", MaxID+1)}}, "at most 256"},
 		{"headers", []Record{{Headers: make([]Header, MaxHeaders+1)}}, "at most 64"},
 		{"header bytes", []Record{{Headers: []Header{{"n", make([]byte, MaxHeaderBytes)}}}}, "at most 16384"},
-		{"body", []Record{{}, {Body: make([]byte, MaxBody+1)}}, "at most 1048576"},
+		{"body", []Record{{}, {Body: make([]byte, MaxBody+1)}}, "record 1: the body has"}, // told from 0,
 		{"batch bytes", []Record{{Body: make([]byte, MaxBody)}, {Body: make([]byte, MaxBody)}, {Body: make([]byte, MaxBody)}, {Body: make([]byte, MaxBody)}}, "smaller batches"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
