@@ -102,10 +102,11 @@ func (t *Transport) sendRefusal(conn *tls.Conn, err error) error {
 	if !errors.As(err, &refused) || refused.Remote {
 		return err
 	}
+	_ = conn.SetDeadline(time.Now().Add(t.cfg.Silence))
 	if _, werr := conn.Write(appendFrame(nil, kindRefusal, encodeRefusal(refused))); werr != nil {
 		return err
 	}
-	// Wait until the other side has closed, or time is up.
+	// Wait until the other side has read it and closed, or time is up.
 	_ = conn.CloseWrite()
 	_, _ = io.Copy(io.Discard, io.LimitReader(conn, helloLimit))
 	return err

@@ -1,6 +1,7 @@
 package peer
 
 import (
+	"bufio"
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
@@ -50,7 +51,7 @@ func (t *Transport) accept() {
 
 // hold makes Close close a connection that came, until somebody has.
 func (t *Transport) hold(conn net.Conn) *tracked {
-	c := &tracked{Conn: conn}
+	c := &tracked{Conn: conn, ahead: bufio.NewReaderSize(conn, gathered)}
 	c.forget = sync.OnceFunc(func() {
 		t.mu.Lock()
 		delete(t.conns, c)
@@ -81,6 +82,15 @@ func drop(conn *tls.Conn) {
 type tracked struct {
 	net.Conn
 	forget func()
+	ahead  *bufio.Reader // not nil: reads more at once than TLS asks for
+}
+
+// Read implements net.Conn.
+func (c *tracked) Read(b []byte) (int, error) {
+	if c.ahead != nil {
+		return c.ahead.Read(b)
+	}
+	return c.Conn.Read(b)
 }
 
 // Close implements net.Conn.

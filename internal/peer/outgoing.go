@@ -28,6 +28,7 @@ const (
 // outgoing is the connection over which messages go to a node.
 type outgoing struct {
 	conn  *tls.Conn
+	below *gathering // what conn writes to
 	since time.Duration
 	ended chan struct{} // closed by fail
 
@@ -93,11 +94,12 @@ func (p *peer) failed(err error) {
 func (p *peer) connect(ctx context.Context) error {
 	hs, cancel := context.WithTimeout(ctx, p.t.cfg.Timeout)
 	defer cancel()
-	conn, err := p.dial(hs, protocolFrames, nil)
+	below := new(gathering)
+	conn, err := p.dial(hs, protocolFrames, func(c net.Conn) net.Conn { below.Conn = c; return below })
 	if err != nil {
 		return err
 	}
-	o := &outgoing{conn: conn, ended: make(chan struct{})}
+	o := &outgoing{conn: conn, below: below, ended: make(chan struct{})}
 	unhook := context.AfterFunc(ctx, func() { o.fail(ctx.Err()) })
 	defer unhook()
 	defer o.fail(net.ErrClosed)
@@ -154,7 +156,7 @@ func (p *peer) greet(o *outgoing) error {
 }
 
 // dial makes a TLS connection to the node and makes sure that it is that one. wrap
-// may be nil.
+// gives what lies below TLS.
 func (p *peer) dial(ctx context.Context, protocol string, wrap func(net.Conn) net.Conn) (*tls.Conn, error) {
 	p.t.mu.Lock()
 	address := p.address
@@ -164,9 +166,7 @@ func (p *peer) dial(ctx context.Context, protocol string, wrap func(net.Conn) ne
 	if err != nil {
 		return nil, err
 	}
-	if wrap != nil {
-		raw = wrap(raw)
-	}
+	raw = wrap(raw)
 	held := p.t.cfg.Identity.held.Load()
 	conn := tls.Client(raw, &tls.Config{
 		MinVersion: tls.VersionTLS13, NextProtos: []string{protocol}, Certificates: []tls.Certificate{held.cert},
@@ -208,9 +208,13 @@ func (p *peer) write(o *outgoing) error {
 	defer func() {
 		p.count.dropped.Add(uint64(p.queue.stop() + len(rest)))
 	}()
+	o.below.gather()
 	p.beat(w)
 	for {
 		if err := w.Flush(); err != nil {
+			return err
+		}
+		if err := o.below.flush(); err != nil {
 			return err
 		}
 		select {
@@ -222,12 +226,18 @@ func (p *peer) write(o *outgoing) error {
 		case <-p.queue.signal:
 		}
 		all := p.queue.take(spare)
+		written := 0 // and not yet given back to the queue
 		for rest = all; len(rest) > 0; rest = rest[1:] {
 			if err := p.writeMessage(w, rest[0]); err != nil {
 				return err
 			}
+			if written += len(rest[0]) + overhead; written >= gathered {
+				p.queue.free(written)
+				written = 0
+			}
 			rest[0] = nil
 		}
+		p.queue.free(written)
 		spare = all
 	}
 }
@@ -245,7 +255,6 @@ func (p *peer) writeMessage(w *bufio.Writer, b []byte) error {
 	if _, err := w.Write(b); err != nil {
 		return err
 	}
-	p.queue.done(len(b))
 	p.count.sent.Add(1)
 	p.count.sentBytes.Add(uint64(len(b)))
 	return nil

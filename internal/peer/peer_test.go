@@ -30,10 +30,12 @@ type cluster struct {
 
 func newCluster(t *testing.T, id string) *cluster {
 	t.Helper()
-	a, err := NewAuthority(id)
+	// Made a while ago, so that it can have signed certificates that have ended.
+	a, err := newAuthority(id, func() time.Time { return time.Now().Add(-3 * certificateLife) })
 	if err != nil {
 		t.Fatal(err)
 	}
+	a.now = time.Now
 	return &cluster{t: t, authority: a}
 }
 

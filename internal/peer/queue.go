@@ -43,7 +43,7 @@ func (q *queue) put(b []byte) bool {
 }
 
 // take empties the queue into the slice that the last take gave, whose messages
-// must have been written or dropped, each told to done.
+// must have been written.
 func (q *queue) take(last [][]byte) [][]byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -53,10 +53,10 @@ func (q *queue) take(last [][]byte) [][]byte {
 	return items
 }
 
-// done gives the room of a message back.
-func (q *queue) done(size int) {
+// free gives the room of written messages back: their bytes and each one's overhead.
+func (q *queue) free(bytes int) {
 	q.mu.Lock()
-	q.bytes -= size + overhead
+	q.bytes -= bytes
 	q.mu.Unlock()
 }
 

@@ -168,7 +168,7 @@ func (t *Transport) SetNodes(nodes map[uint64]Member) {
 		if p == nil {
 			p = t.newPeer(n, m.Address)
 		} else if p.address != m.Address {
-			p.address = m.Address
+			p.address, p.last = m.Address, nil
 			p.cut(errMoved)
 			notify(p.kick)
 		}

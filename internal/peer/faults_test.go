@@ -1,0 +1,330 @@
+package peer
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"net"
+	"net/http"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+// linked are two nodes that reach each other over links of their own.
+func linked(t *testing.T, change ...func(*Config)) (a, b *node, ab, ba *link) {
+	t.Helper()
+	c := newCluster(t, "c1")
+	a, b = c.start(1, change...), c.start(2, change...)
+	ab, ba = newLink(t, b.Addr().String()), newLink(t, a.Addr().String())
+	a.SetNodes(map[uint64]Member{2: {Address: ab.l.Addr().String()}})
+	b.SetNodes(map[uint64]Member{1: {Address: ba.l.Addr().String()}})
+	a.untilUp(2)
+	b.untilUp(1)
+	return a, b, ab, ba
+}
+
+// talks waits until messages pass in both directions.
+func talks(t *testing.T, a, b *node) {
+	t.Helper()
+	a.untilUp(b.self.node)
+	b.untilUp(a.self.node)
+	for _, x := range []struct{ from, to *node }{{a, b}, {b, a}} {
+		want := []byte(t.Name() + time.Now().String())
+		// One that was sent as the connection broke is lost, so it is sent until it came.
+		x.to.until("a message comes", func() bool {
+			x.from.Send(x.to.self.node, slices.Clone(want))
+			return slices.ContainsFunc(x.to.messages(x.from.self.node), func(b []byte) bool { return bytes.Equal(b, want) })
+		})
+	}
+}
+
+func TestCutAndHealed(t *testing.T) {
+	a, b, ab, ba := linked(t)
+	for range 2 {
+		for _, k := range []*link{ab, ba} {
+			k.set(func() { k.cut = true; k.closeAll() })
+		}
+		a.untilDown(2)
+		b.untilDown(1)
+		for _, k := range []*link{ab, ba} {
+			k.set(func() { k.cut = false })
+		}
+		talks(t, a, b)
+	}
+	for _, h := range [][]bool{a.heard(2), b.heard(1)} {
+		for i, up := range h {
+			if up != (i%2 == 0) {
+				t.Errorf("told %v: up and down do not take turns", h)
+			}
+		}
+	}
+}
+
+// A reset is no death: the connection is made again within the silence.
+func TestAResetIsNoDeath(t *testing.T) {
+	a, b, ab, _ := linked(t, func(c *Config) { c.Silence = patience })
+	was := a.status(2).Connects
+	ab.set(ab.closeAll)
+	a.until("another connection", func() bool { return a.status(2).Connects > was })
+	talks(t, a, b)
+	if got := a.heard(2); len(got) != 1 {
+		t.Errorf("told of node 2: %v", got)
+	}
+}
+
+func TestHalfOpenIsReplaced(t *testing.T) {
+	a, b, ab, ba := linked(t)
+	was := a.status(2).Connects
+	ab.kill()
+	ba.kill()
+	a.until("another connection", func() bool { return a.status(2).Connects > was })
+	talks(t, a, b)
+}
+
+// What a sends is lost, what b sends arrives: both say that the other is down.
+func TestOneWayCutIsSeenByBoth(t *testing.T) {
+	a, b, ab, ba := linked(t)
+	freeze := func(on bool) {
+		ab.set(func() { ab.frozen[0] = on })
+		ba.set(func() { ba.frozen[1] = on })
+	}
+	freeze(true)
+	a.untilDown(2)
+	b.untilDown(1)
+	freeze(false)
+	talks(t, a, b)
+}
+
+func TestCallsEndWhenTheNodeIsDown(t *testing.T) {
+	waits := make(chan struct{}, 1)
+	a, b, ab, ba := linked(t, func(c *Config) {
+		c.Handler = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			waits <- struct{}{}
+			<-r.Context().Done()
+		})
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := tryCall(t.Context(), a, 2, "")
+		done <- err
+	}()
+	<-waits
+	for _, k := range []*link{ab, ba} {
+		k.set(func() { k.frozen = [2]bool{true, true} })
+	}
+	a.untilDown(2)
+	select {
+	case err := <-done:
+		if err == nil {
+			t.Error("a call to a dead node succeeded")
+		}
+	case <-time.After(patience):
+		t.Fatal("a call to a dead node goes on")
+	}
+	for _, k := range []*link{ab, ba} {
+		k.set(func() { k.frozen = [2]bool{} })
+	}
+	talks(t, a, b)
+}
+
+// Who does not take messages is down for who sends them, and not the other way
+// round; what waits is bounded.
+func TestSlowReaderAndFlood(t *testing.T) {
+	gate := make(chan struct{})
+	c := newCluster(t, "c1")
+	small := func(cfg *Config) {
+		cfg.QueueBytes, cfg.MaxMessage, cfg.Timeout = 1<<20, 64<<10, 500*time.Millisecond
+	}
+	a := c.start(1, small)
+	var b *node
+	b = c.start(2, small, func(cfg *Config) { cfg.Deliver = func(from uint64, m []byte) { <-gate; b.deliver(from, m) } })
+	t.Cleanup(func() {
+		select {
+		case <-gate:
+		default:
+			close(gate)
+		}
+	})
+	connect(a, b)
+	a.untilUp(2)
+	b.untilUp(1)
+	taken, refused := 0, 0
+	a.until("a full queue and a node that is down", func() bool {
+		for range 1000 {
+			if a.Send(2, make([]byte, 1000)) {
+				taken++
+			} else {
+				refused++
+			}
+			if w := a.status(2).Waiting; w > 1<<20 {
+				t.Fatalf("%d bytes wait, at most 1 MiB", w)
+			}
+		}
+		return refused > 0 && !a.status(2).Up
+	})
+	if got := b.heard(1); !slices.Equal(got, []bool{true}) {
+		t.Errorf("the slow one was told of node 1: %v", got)
+	}
+	if a.Send(2, make([]byte, 64<<10+1)) {
+		t.Error("a message larger than MaxMessage was taken")
+	}
+	close(gate)
+	talks(t, a, b)
+	if s := a.status(2); s.Dropped < uint64(refused) {
+		t.Errorf("%d were refused, %d counted", refused, s.Dropped)
+	}
+	if n := len(b.messages(1)); n > taken {
+		t.Errorf("%d arrived, %d were taken", n, taken)
+	}
+}
+
+// A length that somebody made up claims no memory.
+func TestLongMessagesTakeMemoryAsTheyCome(t *testing.T) {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	if _, err := readBody(strings.NewReader("short"), 1<<30); err == nil {
+		t.Error("a gigabyte was read from five bytes")
+	}
+	runtime.ReadMemStats(&after)
+	if took := after.TotalAlloc - before.TotalAlloc; took > 16<<20 {
+		t.Errorf("%d bytes were taken for it", took)
+	}
+	want := make([]byte, 5<<20+3)
+	for i := range want {
+		want[i] = byte(i * 7 >> 3)
+	}
+	got, err := readBody(bytes.NewReader(want), len(want))
+	if err != nil || !bytes.Equal(got, want) {
+		t.Errorf("a long message came as %d bytes, %v", len(got), err)
+	}
+}
+
+// A message that takes longer than the silence to arrive is a sign of life.
+func TestSlowNetworkIsNoDeath(t *testing.T) {
+	c := newCluster(t, "c1")
+	a, b := c.start(1), c.start(2)
+	b.SetNodes(map[uint64]Member{1: {Address: a.Addr().String()}})
+	a.SetNodes(map[uint64]Member{2: {Address: b.Addr().String()}})
+	a.untilUp(2)
+	b.untilUp(1)
+	a.SetNodes(nil)
+	b.untilDown(1)
+	// From here on the test is node 1.
+	h := a.self
+	h.to = 2
+	conn, err := dialRaw(t, b.Addr().String(), a.cfg.Identity, protocolFrames)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	if err := greetRaw(conn, h.encode()); err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	if _, err := conn.Write(appendHeader(nil, kindMessage, 1000)); err != nil {
+		t.Fatal(err)
+	}
+	answers := make(chan error, 1)
+	go func() {
+		k, body, err := readFrame(conn, answerSize)
+		if err == nil && (k != kindAnswer || binary.LittleEndian.Uint64(body) != 0) {
+			err = errors.New("the first frame back is no answer without a stamp")
+		}
+		answers <- err
+	}()
+	for range 1000 {
+		if _, err := conn.Write([]byte{'x'}); err != nil {
+			t.Fatalf("after %v: %v", time.Since(began), err)
+		}
+		time.Sleep(2 * time.Millisecond) // the slowness of the network is what is tested: 2 s for a message, where silence is 0.6 s
+	}
+	b.until("the message", func() bool { return len(b.messages(1)) == 1 })
+	select {
+	case err := <-answers:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(patience):
+		t.Error("no answer came in the middle of the message")
+	}
+}
+
+func TestStrangersOnThePort(t *testing.T) {
+	c := newCluster(t, "c1")
+	quick := func(cfg *Config) { cfg.Timeout = 300 * time.Millisecond }
+	a, b := c.start(1, quick), c.start(2)
+	for _, say := range []string{"", "GET / HTTP/1.1\r\nHost: x\r\n\r\n", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", string(make([]byte, 3000))} {
+		conn, err := net.Dial("tcp", a.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+		if _, err := conn.Write([]byte(say)); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(patience))
+		answer := make([]byte, 4096)
+		for n := 0; ; {
+			m, err := conn.Read(answer)
+			if n += m; err != nil {
+				if netErr := net.Error(nil); errors.As(err, &netErr) && netErr.Timeout() {
+					t.Errorf("who says %q is left connected", say)
+				}
+				if n > 7 { // an alert of TLS
+					t.Errorf("who says %q is answered with %d bytes", say, n)
+				}
+				break
+			}
+		}
+	}
+	connect(a, b)
+	talks(t, a, b)
+}
+
+func TestGate(t *testing.T) {
+	g := newGate(3, 2)
+	at := func(ip string) net.Addr { return &net.TCPAddr{IP: net.ParseIP(ip), Port: 1} }
+	leave, ok := g.enter(at("10.0.0.1"))
+	_, ok2 := g.enter(at("::ffff:10.0.0.1"))
+	_, ok3 := g.enter(at("10.0.0.1"))
+	_, ok4 := g.enter(at("10.0.0.2"))
+	_, ok5 := g.enter(at("10.0.0.3"))
+	if !ok || !ok2 || ok3 || !ok4 || ok5 {
+		t.Errorf("taken: %v %v %v %v %v", ok, ok2, ok3, ok4, ok5)
+	}
+	leave()
+	if _, ok := g.enter(at("10.0.0.3")); !ok || len(g.from) != 3 {
+		t.Errorf("the place of who left is not free: %v", g.from)
+	}
+}
+
+func TestQueue(t *testing.T) {
+	q := newQueue(3 * (overhead + 10))
+	if q.put(make([]byte, 10)) {
+		t.Error("a queue without a connection takes a message")
+	}
+	q.start()
+	for i := range 4 {
+		if q.put(make([]byte, 10)) != (i < 3) {
+			t.Errorf("message %d", i)
+		}
+	}
+	items := q.take(nil)
+	if len(items) != 3 || q.put(nil) {
+		t.Error("what is being written still waits")
+	}
+	q.free(overhead + 10)
+	if !q.put(make([]byte, 10)) || q.put(nil) {
+		t.Error("the room of one is that of one")
+	}
+	if q.stop() != 1 || q.waiting() != 0 || q.put(nil) {
+		t.Error("a stopped queue is empty and takes nothing")
+	}
+	q.start()
+	if !q.put(make([]byte, 1000)) || q.put(nil) {
+		t.Error("an empty queue takes any message, and then none")
+	}
+}
