@@ -102,6 +102,7 @@ type ErrDamaged struct {
 	Err    error   // the error below, if any
 
 	Names map[uint64]string // what people call the partitions, where that is known
+	Way   string            // what to do; empty: to restore the folder
 }
 
 // Brief is what is wrong and in which file, for who knows of what and what to do.
@@ -151,7 +152,11 @@ func (e *ErrDamaged) Error() string {
 	if e.Err != nil {
 		b.WriteString(" (" + e.Err.Error() + ")")
 	}
-	b.WriteString("; nothing was changed: restore the folder from a copy, or replace this replica")
+	way := e.Way
+	if way == "" {
+		way = "restore the folder from a copy, or replace this replica"
+	}
+	b.WriteString("; nothing was changed: " + way)
 	return b.String()
 }
 

@@ -86,8 +86,28 @@ func (s *Store) named(err error) error {
 	var d *ErrDamaged
 	if errors.As(err, &d) && d.Names == nil {
 		d.Names = s.called()
+		if len(d.Ranges) == 0 && d.Way == "" {
+			d.Ranges = s.everything() // without it nothing can be served
+		}
 	}
 	return err
+}
+
+// everything is all partitions from their first entry on, as far as the list of
+// partitions knows them.
+func (s *Store) everything() (all []Range) {
+	b, err := readAll(s.cfg.FS, s.cfg.FS.PathJoin(s.cfg.Dir, registryName))
+	if err != nil {
+		return nil
+	}
+	_, _, ps, err := decodeRegistry(b)
+	if err != nil {
+		return nil
+	}
+	for _, p := range ps {
+		all = append(all, Range{Partition: p, Low: 1})
+	}
+	return all
 }
 
 // replaceFile writes a file as a whole: beside, synced, renamed.

@@ -1,8 +1,10 @@
 package logstore
 
 import (
+	"bytes"
 	"errors"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 
@@ -79,6 +81,65 @@ func TestNames(t *testing.T) {
 		if s != nil {
 			must(t, s.Close())
 		}
+	}
+}
+
+// Where nothing can be served, the error names the file, everything that is
+// affected, and the way out; what only holds settings is removed, and all is there.
+func TestNamesOfEverything(t *testing.T) {
+	for name, how := range map[string]func(b []byte) []byte{
+		"MANIFEST flipped": func(b []byte) []byte { b[len(b)/3] ^= 4; return b },
+		"MANIFEST cut":     func(b []byte) []byte { return b[:len(b)/3] },
+		"MANIFEST zeroed":  func(b []byte) []byte { clear(b[len(b)/3:]); return b },
+		"MANIFEST empty":   func([]byte) []byte { return nil },
+		"OPTIONS cut":      func(b []byte) []byte { return b[:bytes.Index(b, []byte("block_restart_"))+14] },
+		"OPTIONS zeroed":   func(b []byte) []byte { clear(b); return b },
+	} {
+		t.Run(name, func(t *testing.T) {
+			mem := vfs.NewMem()
+			cfg := testConfig(mem)
+			s := mustOpen(t, cfg)
+			commit(t, s, func(b *Batch) { _ = b.Append(3, []Entry{entry(1, 1, 10), entry(1, 2, 10)}) })
+			must(t, s.Name(map[uint64]string{3: "partition 0 of topic orders"}))
+			must(t, s.Close())
+			ls, err := mem.List(mem.PathJoin(cfg.Dir, pebbleName))
+			must(t, err)
+			slices.Sort(ls)
+			prefix, _, _ := strings.Cut(name, " ")
+			file := ""
+			for _, n := range ls {
+				if strings.HasPrefix(n, prefix) {
+					file = n // the last one is in use
+				}
+			}
+			at := mem.PathJoin(cfg.Dir, pebbleName, file)
+			b, err := readAll(mem, at)
+			must(t, err)
+			f, err := mem.Create(at, vfs.WriteCategoryUnspecified)
+			must(t, err)
+			_, err = f.Write(how(b))
+			must(t, errors.Join(err, f.Close()))
+			_, err = Open(cfg)
+			var d *ErrDamaged
+			if !errors.As(err, &d) || !strings.Contains(err.Error(), "file "+file) {
+				t.Fatalf("the error does not name %s: %v", file, err)
+			}
+			if prefix == "MANIFEST" {
+				if !strings.Contains(err.Error(), "affected: partition 0 of topic orders, from entry 1 on; nothing was changed: restore the folder") {
+					t.Errorf("what is affected? %v", err)
+				}
+				return
+			}
+			if !strings.Contains(err.Error(), "remove it and start again") {
+				t.Errorf("no way out: %v", err)
+			}
+			must(t, mem.Remove(at))
+			s = mustOpen(t, cfg)
+			if es, err := s.Entries(3, 1, 3, 1<<20); err != nil || len(es) != 2 {
+				t.Errorf("%v, %v", es, err)
+			}
+			must(t, s.Close())
+		})
 	}
 }
 

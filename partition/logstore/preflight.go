@@ -22,6 +22,7 @@ type logReport struct {
 	batches     int
 	first, last uint64 // counters
 	lastFile    string
+	manifest    string // the list of tables
 }
 
 // preflight looks at the files below Pebble before Pebble does, and changes
@@ -75,7 +76,9 @@ func (s *Store) preflight(t testimony) (logReport, error) {
 	if err := s.checkFiles(dir, m); err != nil {
 		return rep, err
 	}
-	return s.checkLogs(dir, ls, m.minLog, t.state == stateClosed)
+	rep, err = s.checkLogs(dir, ls, m.minLog, t.state == stateClosed)
+	rep.manifest = name
+	return rep, err
 }
 
 // checkSettings reads the newest file of the engine's settings, as the engine
@@ -97,7 +100,10 @@ func (s *Store) checkSettings(dir string, ls []string) error {
 	o := s.pebbleOptions(true)
 	o.EnsureDefaults()
 	if err := o.CheckCompatibility(dir, string(data)); err != nil {
-		return &ErrDamaged{Dir: s.cfg.Dir, File: newest, What: "the engine's settings are not what was written", Err: err}
+		return &ErrDamaged{
+			Dir: s.cfg.Dir, File: newest, What: "the engine's settings are not what was written", Err: err,
+			Way: "there are no messages in this file, and the engine needs none: remove it and start again, and look at the disk",
+		}
 	}
 	return nil
 }
@@ -202,7 +208,7 @@ func (s *Store) confirm(t testimony, rep logReport) (err error) {
 		return s.openError(s.readError(err, Range{}))
 	}
 	if row == nil {
-		return &ErrDamaged{Dir: s.cfg.Dir, What: "the row that names the store is gone"}
+		return &ErrDamaged{Dir: s.cfg.Dir, File: rep.manifest, What: "the row that names the store is in none of the tables that this list has: the list is not what was written"}
 	}
 	if s.id, err = decodeIdentity(identityKey(), row); err != nil {
 		return &ErrDamaged{Dir: s.cfg.Dir, What: "the row that names the store is not what was written", Err: err}
