@@ -43,6 +43,7 @@ type member struct {
 	done chan struct{}
 
 	stallAfter time.Duration
+	dir        string // of a store on disk; else it is in fs
 }
 
 // parcel is what goes over the wire.
@@ -95,6 +96,9 @@ func (m *member) start() {
 	m.c.t.Helper()
 	var err error
 	sc := storeConfig(m.fs)
+	if m.dir != "" {
+		sc = benchStore(m.dir)
+	}
 	sc.StallAfter = m.stallAfter
 	if m.store, err = logstore.Open(sc); err != nil {
 		m.c.t.Fatal(err)

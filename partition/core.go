@@ -59,6 +59,7 @@ type core struct {
 	out       []Frame          // to other replicas
 	roles     []role           // that OnRole is to hear of
 	entries   []logstore.Entry // scratch
+	payload   []byte           // scratch, of an entry that is proposed
 	writes    []*write         // besides pump's, on their way to be synced
 }
 
@@ -90,6 +91,9 @@ func (c *core) nextID() uint64 {
 	c.ids++
 	return keyspace.Mix(c.ids)
 }
+
+// retainedPayload is how large a payload's buffer is kept for the next one.
+const retainedPayload = 2 << 20
 
 // batch returns the store batch of the pump under way.
 func (c *core) batch() *logstore.Batch {

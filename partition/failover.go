@@ -105,9 +105,25 @@ func (c *core) bereave(n NodeID) {
 			c.forget(r)
 		case r.isLead:
 			r.rouse() // without it there may be no majority
+			c.unreachable(r, n)
 		}
 	}
 	c.runCampaigns()
+}
+
+// unreachable has a leader feed a node's replica no more than one message a
+// heartbeat, until it answers: what was on its way there may be lost.
+func (c *core) unreachable(r *replica, n NodeID) {
+	for _, id := range r.members {
+		if id.Node() != n || id == r.self {
+			continue
+		}
+		if err := c.guard(r, func() error { r.rn.ReportUnreachable(uint64(id)); return nil }); err != nil {
+			c.fail(r, err)
+			return
+		}
+		c.touch(r)
+	}
 }
 
 // forget makes a replica one without a leader, which votes for another at once

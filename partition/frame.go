@@ -116,7 +116,19 @@ const (
 	wireLast
 )
 
-// size is about what a frame takes, in memory or on the wire.
+// wireSize is the most that a frame takes on the wire.
+func (f *Frame) wireSize() int {
+	n := 2 + 11*binary.MaxVarintLen64 + len(f.m.GetContext())
+	for _, e := range f.m.GetEntries() {
+		n += 1 + 2*binary.MaxVarintLen64 + len(e.GetData())
+	}
+	if f.kind == frameSnapshot {
+		n += binary.MaxVarintLen64 + proto.Size(f.m.GetSnapshot())
+	}
+	return n
+}
+
+// size is about what a frame takes in memory.
 func (f *Frame) size() int {
 	n := 256 + len(f.m.GetContext())
 	for _, e := range f.m.GetEntries() {
@@ -150,7 +162,7 @@ var castagnoli = crc32.MakeTable(crc32.Castagnoli)
 func AppendFrames(dst []byte, frames []Frame) []byte {
 	size := framesHeadLen
 	for i := range frames {
-		size += frames[i].size()
+		size += frames[i].wireSize()
 	}
 	dst = slices.Grow(dst, size)
 	at := len(dst)

@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
@@ -286,11 +287,15 @@ func (r *replica) proposeKind(kind EntryKind, q *fifo) bool {
 	if n == 0 {
 		return true
 	}
-	data := beginEntry(make([]byte, 0, size), kind)
+	// Raft keeps a copy of its own, so the next entry is laid out in the same place.
+	data := beginEntry(slices.Grow(r.c.payload[:0], size), kind)
 	for i := range n {
 		p := q.at(i)
 		p.id, p.term = r.c.nextID(), r.term
 		data = appendItem(data, p.id, p.data)
+	}
+	if r.c.payload = data; cap(data) > retainedPayload {
+		r.c.payload = nil
 	}
 	if err := r.rn.Propose(data); err != nil {
 		// One name, several causes: only with a transfer under way, or when this

@@ -344,3 +344,45 @@ func TestThousandSleepers(t *testing.T) {
 		t.Fatalf("%d of %d partitions take writes", n, partitions)
 	}
 }
+
+// What goes to a node that is down is little, and all that it missed comes when it
+// is back.
+func TestDeadFollowerIsNotFed(t *testing.T) {
+	r := newRig(t, 3, 1)
+	a := r.nodes[1]
+	r.nodes[3].off = true
+	a.core.down(3)
+	sent := 0
+	const n = 50
+	for i := range n {
+		r.publish(a, 1, fmt.Sprint("m", i))
+		for a.core.ready() || r.nodes[2].core.ready() {
+			for _, n := range r.sorted()[:2] {
+				r.pump(n)
+				for len(n.writes) > 0 {
+					r.durable(n)
+				}
+				for _, f := range n.core.takeFrames() {
+					if f.kind == frameAppend && f.To.Node() == 3 && len(f.m.GetEntries()) > 0 {
+						sent++
+					}
+					if to := r.nodes[f.To.Node()]; !to.off {
+						to.core.receive(f)
+					}
+				}
+			}
+		}
+	}
+	if sent > 1 {
+		t.Errorf("%d messages with entries went to a node that is down", sent)
+	}
+	r.nodes[3].off = false
+	a.core.up(3)
+	for range 2 * heartbeatTicks {
+		a.core.tick()
+		r.settle()
+	}
+	if at := r.nodes[3].core.replicas[1].log.Position(); at.End != n {
+		t.Errorf("it is back and has %v", at)
+	}
+}
