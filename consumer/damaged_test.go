@@ -17,7 +17,7 @@ func TestDamagedMessage(t *testing.T) {
 			st := opened(t, s, StreamRequest{Group: 1, Member: "A", Session: 1}, Share{Partition: 1})
 			st.AddCredit(100)
 			for {
-				hs, err := st.Poll()
+				hs, err := st.Poll(DefaultMaxBytes)
 				if err != nil {
 					t.Fatal(err)
 				}

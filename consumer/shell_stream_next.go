@@ -47,7 +47,7 @@ func (st *Stream) Token(h *Handed, i int) Token {
 func (st *Stream) Next(ctx context.Context) ([]Handed, error) {
 	for {
 		st.mu.Lock()
-		got, err := st.take(), st.err
+		got, err := st.take(st.req.MaxBytes), st.err
 		if st.closed && err == nil {
 			err = &ErrSessionEnded{Member: st.req.Member, Session: st.req.Session}
 		}
@@ -73,9 +73,8 @@ func (st *Stream) Next(ctx context.Context) ([]Handed, error) {
 	}
 }
 
-// take takes what fits from the front of what was handed out.
-func (st *Stream) take() []gotRun {
-	room := st.req.MaxBytes
+// take takes what fits from the front of what was handed out, one at least.
+func (st *Stream) take(room int) []gotRun {
 	for i := range st.got {
 		hs := st.got[i].hs
 		for j := range hs {

@@ -4,12 +4,23 @@ package consumer
 // too. It takes the place of Next; one goroutine uses either.
 func (st *Stream) Ready() <-chan struct{} { return st.wake }
 
-// Poll is Next without the wait: nothing and no error when nothing was handed
-// out. There may be more, as long as it gives something.
-func (st *Stream) Poll() ([]Handed, error) {
+// First is the size of the delivery that comes next, its key, headers and body; 0 when
+// none is there. Poll gives it whatever its limit.
+func (st *Stream) First() int {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	if len(st.got) == 0 || len(st.got[0].hs) == 0 {
+		return 0
+	}
+	return int(st.got[0].hs[0].Size)
+}
+
+// Poll is Next without the wait, and with at most so many bytes: nothing and no error
+// when nothing was handed out. There may be more, as long as it gives something.
+func (st *Stream) Poll(maxBytes int) ([]Handed, error) {
 	for {
 		st.mu.Lock()
-		got, err := st.take(), st.err
+		got, err := st.take(min(maxBytes, st.req.MaxBytes)), st.err
 		if st.closed && err == nil {
 			err = &ErrSessionEnded{Member: st.req.Member, Session: st.req.Session}
 		}

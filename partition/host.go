@@ -56,7 +56,6 @@ type Host struct {
 	learning atomic.Bool
 	learnEnd chan struct{}
 	watchEnd chan struct{}
-	snaps    *snapshots
 }
 
 // Open starts a host over cfg.Store and restores every partition found in it.
@@ -113,7 +112,7 @@ func newHost(cfg Config) *Host {
 		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
 		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
 		learn: make(chan []PartitionID, 1), learned: make(chan struct{}), learnEnd: make(chan struct{}),
-		watchEnd: make(chan struct{}), snaps: newSnapshots(), byNode: make(map[NodeID][]Frame), near: make(map[NodeID]bool),
+		watchEnd: make(chan struct{}), byNode: make(map[NodeID][]Frame), near: make(map[NodeID]bool),
 	}
 }
 
@@ -188,10 +187,6 @@ func (h *Host) Drop(ctx context.Context, id PartitionID) error {
 		h.mu.Lock()
 		delete(h.shelves, id)
 		h.mu.Unlock()
-		if r := h.core.away[id]; r != nil {
-			r.taking.dropped = append(r.taking.dropped, reply)
-			return
-		}
 		w, err := h.core.drop(id)
 		if err != nil || w == nil {
 			reply(err)
@@ -278,15 +273,17 @@ func (h *Host) PublishFrom(source Source, id PartitionID, b record.Batch, done f
 	if err := h.reserve(id, sh, size); err != nil {
 		return err
 	}
-	if err := sh.admit(size); err != nil {
-		h.release(sh, size)
+	sh.coming.Add(int64(len(batch)))
+	release := func() { sh.coming.Add(-int64(len(batch))); h.release(sh, size) }
+	if err := sh.admit(int64(len(batch))); err != nil {
+		release()
 		return err
 	}
 	b.SetPublishTime(int64(h.cfg.Now()))
 	p := &proposal{kind: Batches, data: batch, batch: b, source: source, size: size}
-	p.stored = func(s []Stored, err error) { h.release(sh, size); done(s, err) }
+	p.stored = func(s []Stored, err error) { release(); done(s, err) }
 	if err := h.give(input{what: inProposal, id: id, shelf: sh, p: p}); err != nil {
-		h.release(sh, size)
+		release()
 		return err
 	}
 	return nil
@@ -436,9 +433,7 @@ func (h *Host) Close() error {
 	h.stopped = true
 	h.stopMu.Unlock()
 	h.inbox.nudge()
-	h.snaps.stop()
 	<-h.loopDone
-	h.snaps.end()
 	<-h.syncDone
 	<-h.backDone
 	<-h.learnEnd

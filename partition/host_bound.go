@@ -52,7 +52,7 @@ func (h *Host) BoundTo(id PartitionID, b *Bound) error {
 // grown is how many bytes of batches were ever stored, and how many bytes wait to
 // be.
 func (s *shelf) grown() (stored, waiting uint64) {
-	waiting = uint64(max(s.queued.Load(), 0))
+	waiting = uint64(max(s.coming.Load(), 0))
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.info.before + s.info.Bytes, waiting

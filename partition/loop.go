@@ -159,7 +159,6 @@ func (h *Host) loop() {
 			h.arriving.Add(-arrived)
 			arrived = 0
 		}
-		h.moveSnapshots()
 		c.reply()
 		h.flush()
 		for i, w := range c.writes {

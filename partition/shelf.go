@@ -14,6 +14,14 @@ type stored struct {
 	batch record.Batch
 }
 
+// weight is what the batch takes in memory.
+func (b *stored) weight() int64 { return int64(len(b.batch.Bytes())) + batchOverhead }
+
+// batchOverhead is about what a batch takes beside its bytes: its row, its places on a
+// shelf and in the order of leaving, and what the allocator rounds up. Of single small
+// messages it is most.
+const batchOverhead = 256
+
 // each walks the stored messages of a batch from an offset on.
 func (b *stored) each(from Offset, fn func(o Offset, r record.Raw) bool) {
 	o := b.row.base
@@ -45,7 +53,8 @@ func (b *stored) at(o Offset) (r record.Raw, ok bool) {
 // batches, and how far the partition is applied. The loop alone changes those.
 type shelf struct {
 	id     PartitionID
-	queued atomic.Int64 // bytes of callers that wait to be written and answered
+	queued atomic.Int64 // what callers that wait to be written and answered hold
+	coming atomic.Int64 // of those, the bytes of batches
 
 	refusal atomic.Pointer[error] // why publishes are refused for now
 	bound   atomic.Pointer[bound] // how far they may go; nil: any
@@ -128,7 +137,7 @@ func (t *tail) add(s *shelf, b stored) {
 	s.mu.Lock()
 	s.batches = append(s.batches, b)
 	s.mu.Unlock()
-	t.bytes += int64(len(b.batch.Bytes()))
+	t.bytes += b.weight()
 	t.order = append(t.order, s)
 }
 
@@ -141,7 +150,7 @@ func (t *tail) trim() {
 		t.head++
 		s.mu.Lock()
 		if s.head < len(s.batches) {
-			t.bytes -= int64(len(s.batches[s.head].batch.Bytes()))
+			t.bytes -= s.batches[s.head].weight()
 			s.batches[s.head] = stored{}
 			s.head++
 			if s.head > 64 && s.head > len(s.batches)/2 {
@@ -166,7 +175,7 @@ func (t *tail) drop(s *shelf) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for i := s.head; i < len(s.batches); i++ {
-		t.bytes -= int64(len(s.batches[i].batch.Bytes()))
+		t.bytes -= s.batches[i].weight()
 	}
 	s.batches, s.head = nil, 0
 }

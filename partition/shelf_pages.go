@@ -43,7 +43,7 @@ func (t *pages) add(s *shelf, batches []stored) {
 	}
 	p := page{batches: batches}
 	for i := range batches {
-		p.bytes += int64(len(batches[i].batch.Bytes())) + batchOverhead
+		p.bytes += batches[i].weight()
 	}
 	s.mu.Lock()
 	s.pages = slices.Insert(s.pages, s.pageBehind(p.first()), p)
@@ -62,9 +62,6 @@ func (t *pages) add(s *shelf, batches []stored) {
 		t.order, t.head = t.order[:n], 0
 	}
 }
-
-// batchOverhead is about what a batch takes beside its bytes.
-const batchOverhead = 256
 
 func (t *pages) remove(ref pageRef) {
 	ref.s.mu.Lock()

@@ -249,7 +249,6 @@ type reclaimed struct {
 	rows   Offset // the offset index begins there
 	bucket Offset // and the rows that find duplicates there
 	first  Index  // and the log; 0: where the store has it
-	held   bool   // more of it would be gone if nobody needed it
 }
 
 // reclaim removes what no reader can ask for and no restart can need, in the
@@ -258,14 +257,14 @@ type reclaimed struct {
 // concern none that is kept; those behind stay with the messages. Of a log
 // without messages nothing but its end is kept.
 //
-// Entries that other replicas may need stay for a while: see replica.needed. Then
-// the next checkpoint removes them.
+// A log with several voters keeps all: who falls behind could not be brought up
+// without it, since there are no snapshots yet.
 //
 // What cannot be read keeps its place: to remove it is no reason to stop. The
 // next removal tries again.
 func (r *replica) reclaim(at Position) error {
 	empty := at.Start == at.End
-	if at.Start == r.cut.start && !empty && !r.cut.held {
+	if !r.single || at.Start == r.cut.start && !empty {
 		return nil
 	}
 	next := r.cut
@@ -276,11 +275,6 @@ func (r *replica) reclaim(at Position) error {
 			return r.keepDamaged(err)
 		}
 		next.rows, next.first = row.base, row.index
-	}
-	if least := r.needed(at.Index); least < next.first {
-		next.first, next.held = least, true
-	} else {
-		next.held = false
 	}
 	p := uint64(r.id)
 	if next.first > Index(r.rlog.first) {

@@ -5,18 +5,20 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/strandmq/strandmq/internal/broker"
+	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // serveFlags are what the command line says of a broker.
 type serveFlags struct {
 	data, listen, level, format string
 	hosts                       []string
-	reserve                     sizeFlag
+	reserve, memory, streams    sizeFlag
 	session                     spanFlag
 }
 
@@ -24,6 +26,7 @@ func (a *app) serveCommand() *cobra.Command {
 	var f serveFlags
 	f.session.d = 30 * time.Second
 	f.reserve.n = 256 << 20
+	f.streams.n = broker.DefaultStreamMemory
 	c := command(&cobra.Command{
 		Use:   "serve",
 		Short: "Run a broker",
@@ -48,10 +51,24 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 		if cmd.Flags().Changed("disk-reserve") {
 			reserve = reserveOf(f.reserve.n)
 		}
-		b, err := broker.Start(cmd.Context(), broker.Config{
+		config := broker.Config{
 			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, Logger: log,
-			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserve,
-		})
+			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserve, StreamMemory: f.streams.n,
+		}
+		if f.streams.n == 0 {
+			return usagef("--stream-memory 0: streams hold what is on its way; use 16MiB or more")
+		}
+		if cmd.Flags().Changed("memory") {
+			heap, err := heapLimit(f.memory.n, config.StoreMemory())
+			if err != nil {
+				return err
+			}
+			if !cmd.Flags().Changed("stream-memory") {
+				config.StreamMemory = min(config.StreamMemory, max(heap/4, leastStreamMemory))
+			}
+			debug.SetMemoryLimit(heap)
+		}
+		b, err := broker.Start(cmd.Context(), config)
 		if cmd.Context().Err() != nil && err != nil {
 			a.talk("stopped before it served")
 			return nil
@@ -68,11 +85,28 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")
 	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long loses its partitions, and with a stream its session")
 	fl.Var(&f.reserve, "disk-reserve", "publishes are refused while the disk has less free (on a disk below 2 GiB an eighth of it); 0: a full disk stops the broker")
+	fl.Var(&f.memory, "memory", "the size that the process is to keep to, by collecting garbage more often near it")
+	fl.Var(&f.streams, "stream-memory", "what all streams together may hold; as it fills, each holds less, and when it is full no more are opened")
+	fl.Lookup("memory").DefValue = "none"
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")
 	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))
 	must(c.RegisterFlagCompletionFunc("log-format", words("auto", "text", "json")))
 	return c
+}
+
+// leastStreamMemory is the least that --stream-memory takes.
+const leastStreamMemory = 16 << 20
+
+// heapLimit is what of a process of so many bytes is for Go's heap, beside what the
+// store takes for itself. It is a soft limit: near it, garbage is collected at once
+// instead of being left until the heap has doubled.
+func heapLimit(memory, store int64) (int64, error) {
+	const least = 128 << 20
+	if memory < store+least {
+		return 0, usagef("--memory %s: use %s or more, of which the store takes up to %s", quantity.FormatSize(memory), quantity.FormatSize(store+least), quantity.FormatSize(store))
+	}
+	return memory - store, nil
 }
 
 // reserveOf is the broker's way to say 0: there it means the default.

@@ -24,9 +24,11 @@ const (
 	maxSettleRuns   = 1000
 	frameBytes      = 1 << 20 // of keys, headers and bodies in a frame, beside the first delivery
 	frameMessages   = 1000    // readable ones in a frame
-	grantedAtOnce   = 8192    // of a member's credit, handed on to its partitions
-	maxSettled      = 65_536  // deliveries that a frame's settlements name
-	settlesInFlight = 65_536  // those of frames that are not yet answered
+	leastFrame      = 8 << 10 // the same when streams hold much
+	leastGranted    = 64
+	grantedAtOnce   = 8192   // of a member's credit, handed on to its partitions
+	maxSettled      = 65_536 // deliveries that a frame's settlements name
+	settlesInFlight = 65_536 // those of frames that are not yet answered
 )
 
 // A frame is what a stream of deliveries tells its member at once.
@@ -63,6 +65,9 @@ type attendant struct {
 	stream *consumer.Stream
 	send   func(*frame) error
 	meter  deliveryMeter
+
+	taken int64           // serve's: counted for the frame that it has
+	short <-chan struct{} // serve's: closed when there may be memory for a frame; nil: not waited for
 
 	wake chan struct{} // one place: serve has something to look at
 	sent chan struct{} // one place: a frame went out
@@ -145,7 +150,9 @@ func (a *attendant) addCredit(n int) error {
 // grant hands credit on, and unlocks. Only some at a time, so that what waits
 // here to be sent is little however much the member takes.
 func (a *attendant) grant() {
-	n := min(a.credit, grantedAtOnce-a.granted)
+	most := min(grantedAtOnce, max(leastGranted, a.granted+int(a.flow.mem.room()/4/grantCost)))
+	n := max(0, min(a.credit, most-a.granted))
+	a.flow.mem.add(int64(n) * grantCost)
 	a.credit -= n
 	a.granted += n
 	a.mu.Unlock()
@@ -239,6 +246,7 @@ func (a *attendant) deliver(ctx context.Context) ending {
 		select {
 		case <-a.stream.Ready():
 		case <-a.wake:
+		case <-a.short:
 		case <-changed:
 			var now []coordinator.Share
 			if now, changed, err = a.assign(shares); err != nil {
@@ -290,7 +298,7 @@ func (a *attendant) fill(out *frame) *ending {
 	if len(out.deliveries) > 0 {
 		return nil
 	}
-	hs, err := a.stream.Poll()
+	hs, err := a.poll()
 	if err != nil {
 		e := a.ended(err)
 		return &e
@@ -301,8 +309,33 @@ func (a *attendant) fill(out *frame) *ending {
 	return nil
 }
 
+// poll takes deliveries for a frame: as many as the memory of streams has room for,
+// but one at least. While there is none for that, it gives nothing and a.short tells
+// when to come again.
+func (a *attendant) poll() ([]consumer.Handed, error) {
+	mem, most, first := a.flow.mem, leastFrame, a.stream.First()
+	if first > 0 {
+		most = max(most, first, min(frameBytes, int(mem.room()/frameCopies)))
+	}
+	cost := int64(most) * frameCopies
+	var taken bool
+	if taken, a.short = mem.take(cost, most == first); !taken {
+		return nil, nil
+	}
+	hs, err := a.stream.Poll(most)
+	for i := range hs {
+		for j := range hs[i].Deliveries {
+			a.taken += int64(hs[i].Deliveries[j].Message.Record.Size())*frameCopies + deliveryCost
+		}
+	}
+	mem.give(cost - a.taken)
+	return hs, err
+}
+
 // told notes what went out.
 func (a *attendant) told(out *frame) {
+	a.flow.mem.give(a.taken)
+	a.taken = 0
 	n := 0
 	for i := range out.deliveries {
 		n += len(out.deliveries[i].Deliveries)
@@ -310,6 +343,7 @@ func (a *attendant) told(out *frame) {
 	a.mu.Lock()
 	a.settling -= out.answers
 	a.granted -= n
+	a.flow.mem.give(int64(n) * grantCost)
 	a.grant()
 }
 

@@ -47,16 +47,24 @@ type packer struct {
 	build record.Builder
 	buf   []byte
 	out   []*strandmqv1.DeliveryBatch
+	held  int64 // counted for buf between frames
 }
 
 // keepBuffer is the largest buffer that a packer keeps between frames.
 const keepBuffer = 2 << 20
 
+// rest ends a frame. The buffer stays for the next one only while there is memory for
+// many such.
+func (p *packer) rest(mem *holding) {
+	mem.give(p.held)
+	if p.held = int64(cap(p.buf)); p.held > min(keepBuffer, mem.room()/2) {
+		p.buf, p.held = nil, 0
+	}
+	mem.add(p.held)
+}
+
 // pack makes the batches of a frame. They are valid until the next call.
 func (p *packer) pack(a *attendant, hs []consumer.Handed) []*strandmqv1.DeliveryBatch {
-	if cap(p.buf) > keepBuffer {
-		p.buf = nil
-	}
 	p.buf, p.out = p.buf[:0], p.out[:0]
 	for i := range hs {
 		h := &hs[i]

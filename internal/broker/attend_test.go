@@ -3,10 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
-	"net/http"
-	"net/http/httptest"
 	"testing"
-	"time"
 
 	"github.com/strandmq/strandmq/consumer"
 )
@@ -18,8 +15,7 @@ func TestSettlingEndsWithTheStream(t *testing.T) {
 	api := newAPI(t, b.URL())
 	api.topic(t, "t", 1)
 	api.group(t, "t", "g", nil)
-	f := newFlow(&guard{flight: b.flight, bodyTime: time.Minute}, httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", nil), 1<<20)
-	defer f.end()
+	f := newTestFlow(t, b)
 	c := context.WithValue(ctx(t), flowKey{}, f)
 	a, err := b.newAttendant(c, memberOf{topic: "t", group: "g", member: "m"})
 	if err != nil {

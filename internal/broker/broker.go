@@ -49,6 +49,7 @@ type Broker struct {
 	streamNumber atomic.Uint64 // of the publish stream opened last
 
 	flight   *flight // bytes of requests
+	memory   *pool   // of streams
 	listener net.Listener
 	server   *http.Server
 	started  atomic.Bool
@@ -95,7 +96,7 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 	cfg = cfg.withDefaults()
 	b := &Broker{
 		cfg: cfg, log: cfg.Logger, startedAt: time.Now(), metrics: newMetrics(cfg.Version),
-		failed: make(chan error, 1), flight: &flight{max: cfg.RequestBytes},
+		failed: make(chan error, 1), flight: &flight{max: cfg.RequestBytes}, memory: &pool{max: cfg.StreamMemory},
 		topics: topics{of: map[*coordinator.Topic]*topic{}},
 	}
 	b.serving, b.stopServing = context.WithCancel(context.WithoutCancel(ctx))

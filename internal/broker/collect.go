@@ -33,6 +33,8 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		return
 	}
 	b.collectStore(ch)
+	gauge("stream_memory_bytes", "What all streams hold: batches and answers that wait, deliveries on their way, and what is set aside.", nil, float64(b.memory.inUse()))
+	gauge("stream_memory_limit_bytes", "What all streams may hold: --stream-memory.", nil, float64(b.cfg.StreamMemory))
 	if room, low := b.disk.state(); room.Total > 0 {
 		full := 0.0
 		if low {

@@ -17,6 +17,9 @@ import (
 // DefaultListen is where a broker listens unless told otherwise.
 const DefaultListen = "127.0.0.1:7171"
 
+// DefaultStreamMemory is what all streams together hold unless told otherwise.
+const DefaultStreamMemory = 128 << 20
+
 // Config is how one node runs. Zero values are the defaults.
 type Config struct {
 	// DataDir is the folder of the store. It is made if it does not exist;
@@ -58,6 +61,12 @@ type Config struct {
 	// StreamBatches bounds the batches of one publish stream without an answer.
 	// Default 4,096; at least 1.
 	StreamBatches int
+	// StreamMemory bounds the bytes that all streams together hold: batches and answers
+	// of publish streams, deliveries on their way. As it is used up, each stream holds
+	// less, and a stream that would not get its least, 64 KiB, is refused. Default
+	// 128 MiB; at least 16 MiB. The collector of the process lets garbage of about
+	// the same size lie.
+	StreamMemory int64
 	// Connections bounds the open connections. Default 4,096.
 	Connections int
 	// ConnectionsPerAddress bounds those of one remote address, of IPv6 of one
@@ -107,6 +116,9 @@ func (c Config) withDefaults() Config {
 	if c.RequestBytes == 0 {
 		c.RequestBytes = 256 << 20
 	}
+	if c.StreamMemory == 0 {
+		c.StreamMemory = DefaultStreamMemory
+	}
 	if c.StreamBytes == 0 {
 		c.StreamBytes = 8 << 20
 	}
@@ -127,6 +139,10 @@ func (c Config) withDefaults() Config {
 	}
 	return c
 }
+
+// StoreMemory is what the store takes beside the heap: a limit of the heap must leave
+// room for it.
+func (c Config) StoreMemory() int64 { return c.storeConfig().Memory() }
 
 // storeConfig is the store's configuration with its folder.
 func (c Config) storeConfig() logstore.Config {
@@ -152,6 +168,7 @@ func (c Config) Validate() error {
 	bad(c.StopTime < 0, "stop time: %v is negative", c.StopTime)
 	bad(c.RequestBytes < 16<<20, "request bytes: %d is less than 16 MiB", c.RequestBytes)
 	bad(c.StreamBytes < 64<<10, "stream bytes: %d is less than 64 KiB", c.StreamBytes)
+	bad(c.StreamMemory < 16<<20, "stream memory: %d bytes are less than 16 MiB", c.StreamMemory)
 	bad(c.StreamBatches < 1, "stream batches: at least 1")
 	bad(c.DiskReserve < -1, "disk reserve: %d is negative", c.DiskReserve)
 	bad(c.Connections < 1, "connections: at least 1")

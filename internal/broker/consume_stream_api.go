@@ -81,6 +81,7 @@ func (a consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[stra
 		}
 		if open.GetRecordBatches() {
 			out.Batches = pack.pack(m, f.deliveries)
+			defer pack.rest(m.flow.mem)
 			return stream.Send(out)
 		}
 		return m.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {

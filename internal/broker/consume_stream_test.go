@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"strings"
 	"testing"
@@ -905,8 +904,7 @@ func TestStreamPanics(t *testing.T) {
 	b := start(t, t.TempDir())
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)
-	f := newFlow(&guard{flight: b.flight, bodyTime: time.Minute}, httptest.NewRecorder(), httptest.NewRequest(http.MethodPost, "/", nil), 1<<20)
-	defer f.end()
+	f := newTestFlow(t, b)
 	m, err := b.newAttendant(context.WithValue(ctx(t), flowKey{}, f), memberOf{topic: "t", group: "g", member: "m", create: true})
 	if err != nil {
 		t.Fatal(err)

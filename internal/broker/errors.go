@@ -101,6 +101,7 @@ var table = []row{
 	{"DISK_STUCK", "unavailable", "The broker's disk has not come back from a write for seconds, so nothing is published. If it does not come back, the broker stops.", "Wait retry_after_ms and send it again; look at the disk."},
 	{"DISK_FULL", "resource_exhausted", "The broker's disk has less free than its reserve, so nothing is published. Receiving, settling and deleting go on.", "Free some room, delete topics, or move the data to a larger disk; then publishing goes on by itself."},
 	{"HOLD_LIMIT", "resource_exhausted", "A group that holds is at its limit, and the topic refuses publishes rather than lose messages. Receiving and settling go on.", "Let the group named in the message catch up, raise its hold_limit, or delete it; then publishing goes on by itself."},
+	{"TOO_MANY_STREAMS", "resource_exhausted", "The streams that are open hold all the memory that streams may hold.", "Close some, or give the broker more (--stream-memory); then open the stream again."},
 	{"BUSY", "resource_exhausted", "Too many requests are being read at once.", "Wait retry_after_ms and send it again."},
 	{"NOT_LEADER", "unavailable", "The partition has no leader on this node at the moment.", "Wait retry_after_ms and send it again."},
 	{"IN_PROGRESS", "unavailable", "The topic or group is being created or deleted.", "Wait retry_after_ms and send it again."},

@@ -43,6 +43,7 @@ type edge struct {
 	ready   func() *refusal // nil once the node takes calls
 	explain func(error) *refusal
 	flight  *flight
+	memory  *pool
 }
 
 var _ connect.Interceptor = (*edge)(nil)
@@ -123,6 +124,10 @@ func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 			return e.fail(conn.Spec(), r)
 		}
 		f := flowOf(ctx)
+		if f.mem, err = e.memory.open(); err != nil {
+			return e.fail(conn.Spec(), err)
+		}
+		defer f.mem.close()
 		err = next(ctx, &streamConn{StreamingHandlerConn: conn, flow: f, zipped: zips(conn.RequestHeader())})
 		if err == nil {
 			return nil

@@ -28,7 +28,8 @@ type flow struct {
 	guard *guard
 	rc    *http.ResponseController
 	body  io.ReadCloser
-	limit int64 // bytes of a frame
+	limit int64    // bytes of a frame
+	mem   *holding // what the stream's method holds of the memory of all streams
 	// takeTime is how long the caller may take over a frame. The method may
 	// change it before it writes.
 	takeTime time.Duration

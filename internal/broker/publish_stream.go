@@ -120,6 +120,9 @@ func (s *publishStream) receive() error {
 		if n := len(req.GetBatches()); n > maxStreamBatches {
 			return refuse("BATCH_TOO_LARGE", "batches", "the frame has %d batches: send at most %d in one", n, maxStreamBatches)
 		}
+		if err := s.waitForMemory(req.GetBatches()); err != nil {
+			return err
+		}
 		took := time.Now()
 		for _, batch := range req.GetBatches() {
 			if err := s.take(batch, took); err != nil {
@@ -137,10 +140,32 @@ func (s *publishStream) waitForRoom() error {
 		room := s.batches < s.b.cfg.StreamBatches && s.bytes < s.b.cfg.StreamBytes
 		err := s.ending
 		s.mu.Unlock()
+		room = room && s.flow.mem.room() > 0
 		if err != nil || room {
 			return err
 		}
 		select {
+		case <-s.changed:
+		case <-s.ctx.Done():
+			return s.ctx.Err()
+		}
+	}
+}
+
+// waitForMemory holds the caller back while the batches of a frame do not fit with what
+// all streams hold. Meanwhile they are still counted as a frame that is read.
+func (s *publishStream) waitForMemory(batches []*strandmqv1.PublishBatch) error {
+	var n int64
+	for _, batch := range batches {
+		n += int64(batchSize(batch)) + batchCost
+	}
+	for {
+		taken, freed := s.flow.mem.take(n, false)
+		if err := s.failure(); err != nil || taken {
+			return err
+		}
+		select {
+		case <-freed:
 		case <-s.changed:
 		case <-s.ctx.Done():
 			return s.ctx.Err()
@@ -312,6 +337,7 @@ func (s *publishStream) send() error {
 			s.batches -= n
 			s.bytes -= size
 			s.mu.Unlock()
+			s.flow.mem.give(int64(size + n*batchCost))
 			nudge(s.changed)
 		}
 	}

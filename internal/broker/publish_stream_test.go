@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -452,9 +451,7 @@ func boundedStream(t *testing.T, change func(*Config), body string) {
 	newAPI(t, b.URL()).topic(t, "t", 1)
 	c, cancel := context.WithCancel(ctx(t))
 	defer cancel()
-	req := httptest.NewRequest(http.MethodPost, "/", nil)
-	f := newFlow(&guard{flight: b.flight, bodyTime: time.Minute}, httptest.NewRecorder(), req, 1<<20)
-	defer f.end()
+	f := newTestFlow(t, b)
 	fake := &fakePublisher{frames: make(chan *strandmqv1.PublishStreamRequest, 100), taken: make(chan struct{}, 100), answer: make(chan *strandmqv1.PublishStreamResponse), ctx: c}
 	for range 10 {
 		fake.frames <- &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{{Topic: "t", Messages: []*strandmqv1.Message{msg("k", body)}}}}

@@ -32,7 +32,7 @@ func services() []string {
 // routes puts everything that the port serves on one mux.
 func (b *Broker) routes() http.Handler {
 	mux := http.NewServeMux()
-	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready, explain: b.explain, flight: b.flight}
+	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready, explain: b.explain, flight: b.flight, memory: b.memory}
 	admin := handlerOptions(e, compressLarge)
 	serve := func(prefix string, h http.Handler) {
 		// Method by method, so that other answers for one that does not exist.

@@ -99,7 +99,7 @@ func (l *link) turn() {
 		return
 	}
 	for {
-		hs, err := l.st.Poll()
+		hs, err := l.st.Poll(consumer.DefaultMaxBytes)
 		if err != nil {
 			var ended *consumer.ErrSessionEnded
 			var gone *consumer.ErrUnknownGroup

@@ -115,6 +115,12 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Memory is what the store takes beside the heap: tables not yet on disk, and blocks.
+func (c Config) Memory() int64 {
+	c = c.withDefaults()
+	return max(c.CacheBytes+2*c.MemTableBytes, 4*c.MemTableBytes)
+}
+
 func (c Config) withDefaults() Config {
 	if c.FS == nil {
 		c.FS = vfs.Default
