@@ -29,8 +29,13 @@ BENCHTIME ?= 1s
 COUNT     ?= 1
 SHAPES    ?= .*
 
+# What `make bench-memory` measures, and sizes other than the full ones, such as
+# SIZES='-memory.backlog 100000 -memory.holes 50000 -memory.write-mb 256 -memory.restart-mb 1024'.
+MEMORY    ?= .*
+SIZES     ?=
+
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker fuzz sim generate generate-check lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-memory fuzz sim generate generate-check lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -70,13 +75,16 @@ race: ## Tests of the concurrent packages under the race detector (needs a C com
 	fi
 
 bench: bench-broker ## Benchmarks, the broker's first; BENCH=regexp BENCHTIME=1s COUNT=1
-	$(GO) test -run '^$$' -bench '$(BENCH)' -skip '^BenchmarkShapes$$' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
+	$(GO) test -run '^$$' -bench '$(BENCH)' -skip '^Benchmark(Shapes|Memory)$$' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
 		$$($(GO) list ./... | grep -v /internal/house)
 
 bench-broker: ## The load test's shapes against a real broker, 7 s each; SHAPES='w1|w3.*' COUNT=1; JSON in bin/shapes.json
 	@mkdir -p bin
 	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkShapes$$/^($(SHAPES))$$' -benchtime 1x -count $(COUNT) -timeout 60m \
 		-shapes.json '$(CURDIR)/bin/shapes.json'
+
+bench-memory: ## What a real broker takes: memory, bytes written, time of a start; MEMORY='idle|holes' and SIZES for less
+	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkMemory$$/^($(MEMORY))$$' -benchtime 1x -timeout 120m $(SIZES)
 
 fuzz: ## Every fuzz target for FUZZTIME=20s
 	@for pkg in $$($(GO) list ./...); do \

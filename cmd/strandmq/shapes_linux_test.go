@@ -52,10 +52,7 @@ type shapeResult struct {
 // its defaults, each on a fresh folder, with the disk's and Pebble's own rates
 // taken just before. `make bench-broker` prints the table.
 func BenchmarkShapes(b *testing.B) {
-	binary := filepath.Join(b.TempDir(), "strandmq")
-	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-		b.Fatalf("go build: %v\n%s", err, out)
-	}
+	binary := buildMeasured(b)
 	var results []*shapeResult
 	for _, named := range loadtest.Shapes {
 		b.Run(named.Name, func(b *testing.B) {
@@ -133,7 +130,7 @@ func measureShape(b *testing.B, binary, name string) *shapeResult {
 		}
 		r.Raw = n * batch
 	}
-	p := startMeasured(b, binary)
+	p := startMeasured(b, binary, filepath.Join(b.TempDir(), "data"))
 	defer p.stop()
 	var from, to counters
 	rep, err := loadtest.RunShape(b.Context(), p.url, s, loadtest.Config{NoIDs: true}, func(begins bool) {
@@ -194,14 +191,23 @@ func rawSyncs(b *testing.B) float64 {
 	return float64(n) / time.Since(began).Seconds()
 }
 
+// buildMeasured builds the binary.
+func buildMeasured(b *testing.B) string {
+	binary := filepath.Join(b.TempDir(), "strandmq")
+	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+		b.Fatalf("go build: %v\n%s", err, out)
+	}
+	return binary
+}
+
 // measured is a broker that runs as a process of its own.
 type measured struct {
 	url string
 	cmd *exec.Cmd
 }
 
-func startMeasured(b *testing.B, binary string) *measured {
-	p := &measured{cmd: exec.Command(binary, "serve", "--data", filepath.Join(b.TempDir(), "data"), "--listen", "127.0.0.1:0", "--log-level", "warn")}
+func startMeasured(b *testing.B, binary, folder string) *measured {
+	p := &measured{cmd: exec.Command(binary, "serve", "--data", folder, "--listen", "127.0.0.1:0", "--log-level", "warn")}
 	said, err := p.cmd.StderrPipe()
 	if err != nil {
 		b.Fatal(err)

@@ -1,0 +1,287 @@
+package main
+
+import (
+	"flag"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/table"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+var (
+	memoryBacklog = flag.Int("memory.backlog", 1_000_000, "BenchmarkMemory: how many messages pile up behind a key")
+	memoryHoles   = flag.Int("memory.holes", 500_000, "BenchmarkMemory: how many messages are left between acked ones")
+	memoryWrite   = flag.Int("memory.write-mb", 1024, "BenchmarkMemory: how many MiB are published to see what is written")
+	memoryRestart = flag.Int("memory.restart-mb", 10240, "BenchmarkMemory: how many MiB of log the broker starts on")
+)
+
+// A claim is one figure and what it is to be.
+type claim struct {
+	what, size, figure, wanted string
+	kept                       bool
+}
+
+// BenchmarkMemory measures what a real broker process takes: memory as the kernel
+// counts it, bytes written, the time of a start. `make bench-memory` prints the table.
+func BenchmarkMemory(b *testing.B) {
+	binary := buildMeasured(b)
+	var claims []claim
+	for _, of := range []struct {
+		name    string
+		measure func(b *testing.B, binary string) []claim
+	}{
+		{"idle", memoryIdle}, {"backlog", memoryBehindKey}, {"holes", memoryOfHoles}, {"written", bytesWritten}, {"restart", timeOfRestart},
+	} {
+		b.Run(of.name, func(b *testing.B) {
+			for range b.N {
+				claims = append(claims, of.measure(b, binary)...)
+			}
+		})
+	}
+	t := table.Table{Head: []string{"WHAT", "SIZE", "MEASURED", "WANTED", "KEPT"}}
+	for _, c := range claims {
+		kept := "yes"
+		if !c.kept {
+			kept = "NO"
+		}
+		t.Add(c.what, c.size, c.figure, c.wanted, kept)
+	}
+	fmt.Println()
+	if err := t.Write(os.Stdout, false); err != nil {
+		b.Error(err)
+	}
+}
+
+// memoryIdle is a broker with 64 partitions and nothing to do.
+func memoryIdle(b *testing.B, binary string) []claim {
+	p := startMeasured(b, binary, filepath.Join(b.TempDir(), "data"))
+	defer p.stop()
+	l := newLoad(b, p.url)
+	l.topic("t", 64)
+	l.group("t", "g")
+	time.Sleep(2 * time.Second) // what was needed to make them is let go of
+	m := p.memory(b)
+	return []claim{{"idle", "64 partitions", m.String(), "at most 150 MiB", m.now <= 150}}
+}
+
+// memoryBehindKey consumes beside a key that never flows, and without, a slice each
+// in turn: see BenchmarkHotKey of internal/broker, which does the same in one process.
+func memoryBehindKey(b *testing.B, binary string) []claim {
+	const turns, warm = 10, 20_000
+	n := *memoryBacklog / turns
+	p := startMeasured(b, binary, filepath.Join(b.TempDir(), "data"))
+	defer p.stop()
+	l := newLoad(b, p.url)
+	var ms [2]*taker
+	for i, hot := range []bool{false, true} {
+		topic := fmt.Sprint("hot-", hot)
+		l.topic(topic, 1)
+		l.group(topic, "g")
+		f := l.feed(topic)
+		for k := range warm + n*turns {
+			f.add(fmt.Sprint("key-", k%10_000), 100)
+			if hot {
+				f.add("hot", 100)
+			}
+		}
+		f.close()
+		ms[i] = l.take(topic, "g", 10_000)
+	}
+	run := func(i, n int) float64 {
+		began := time.Now()
+		extra := 0
+		ms[i].run(n, func(d *delivery) *strandmqv1.SettleRun {
+			if string(d.key) == "hot" {
+				extra++
+				return nil
+			}
+			return d.settle(strandmqv1.SettleAction_SETTLE_ACTION_ACK, 0)
+		})
+		if extra > 1 {
+			b.Fatalf("%d messages of one key are out", extra)
+		}
+		return float64(n) / time.Since(began).Seconds()
+	}
+	run(0, warm)
+	run(1, warm)
+	var before rss
+	var ratio, plain []float64
+	for i := range turns {
+		if i == turns/5 {
+			before = p.memory(b)
+		}
+		a, c := run(0, n), run(1, n)
+		plain, ratio = append(plain, a), append(ratio, c/a)
+	}
+	after := p.memory(b)
+	slices.Sort(ratio)
+	slices.Sort(plain)
+	size := fmt.Sprintf("%s behind a key", whole(float64(*memoryBacklog)))
+	return []claim{
+		{"backlog", size, fmt.Sprintf("%.0f MiB with a fifth, then %v", before.now, after), "within 10 %", after.now <= before.now*1.1},
+		{"other keys beside it", size, fmt.Sprintf("%.2f of %s/s without it", ratio[turns/2], whole(plain[turns/2])), "at least 0.8", ratio[turns/2] >= 0.8},
+	}
+}
+
+// memoryOfHoles acks every other message, and starts on what is left.
+func memoryOfHoles(b *testing.B, binary string) []claim {
+	holes := *memoryHoles
+	folder := filepath.Join(b.TempDir(), "data")
+	p := startMeasured(b, binary, folder)
+	defer func() { p.stop() }()
+	l := newLoad(b, p.url)
+	l.topic("t", 1)
+	l.group("t", "g")
+	f := l.feed("t")
+	for k := range 2 * holes {
+		f.add(fmt.Sprint("key-", k), 100)
+	}
+	f.close()
+	m := l.take("t", "g", 10_000)
+	later := time.Hour.Milliseconds()
+	half := func() {
+		m.run(holes, func(d *delivery) *strandmqv1.SettleRun {
+			if d.offset%2 == 1 {
+				return d.settle(strandmqv1.SettleAction_SETTLE_ACTION_ACK, 0)
+			}
+			return d.settle(strandmqv1.SettleAction_SETTLE_ACTION_NACK, later)
+		})
+	}
+	half()
+	before := p.memory(b)
+	half()
+	after := p.memory(b)
+	p.stop()
+	p = startMeasured(b, binary, folder)
+	l = newLoad(b, p.url)
+	if acked := l.counts("t", "g").GetAcked(); acked != uint64(holes) {
+		b.Fatalf("%d messages were acked, and %d are after a restart", holes, acked)
+	}
+	again := p.memory(b)
+	return []claim{{
+		"ack holes", whole(float64(holes)), fmt.Sprintf("%.0f MiB with half, then %v; %v after a kill and a start", before.now, after, again), "within 10 %",
+		after.now <= before.now*1.1 && again.now <= before.now*1.1,
+	}}
+}
+
+// bytesWritten publishes messages of 16 KiB and waits until nothing more is written.
+func bytesWritten(b *testing.B, binary string) []claim {
+	p := startMeasured(b, binary, filepath.Join(b.TempDir(), "data"))
+	defer p.stop()
+	l := newLoad(b, p.url)
+	l.topic("t", 8)
+	from := p.count(b).written
+	f := l.feed("t")
+	const size = 16 << 10
+	n := *memoryWrite << 20 / size
+	for k := range n {
+		f.add(fmt.Sprint("key-", k), size)
+	}
+	f.close()
+	to := p.count(b)
+	for quiet := 0; quiet < 5; quiet++ {
+		time.Sleep(time.Second) // flushes and compactions go on by themselves
+		if now := p.count(b); now.written > to.written+1<<20 {
+			to, quiet = now, -1
+		}
+	}
+	share := (to.written - from) / float64(n*size)
+	return []claim{{
+		"written for a byte", fmt.Sprintf("%d MiB in messages of 16 KiB", *memoryWrite),
+		fmt.Sprintf("%.2f bytes; %v", share, p.memory(b)), "at most 2.2", share <= 2.2,
+	}}
+}
+
+// timeOfRestart kills a broker with a long log and groups that are in the middle of
+// it, drops the system's memory of the files, and starts it again.
+func timeOfRestart(b *testing.B, binary string) []claim {
+	folder := filepath.Join(b.TempDir(), "data")
+	p := startMeasured(b, binary, folder)
+	defer func() { p.stop() }()
+	l := newLoad(b, p.url)
+	l.topic("t", 8)
+	const size, groups, each = 16 << 10, 4, 20_000
+	n := max(*memoryRestart<<20/size, 2*each)
+	f := l.feed("t")
+	for k := range n {
+		f.add(fmt.Sprint("key-", k), size)
+	}
+	f.close()
+	for g := range groups {
+		name := fmt.Sprint("g", g)
+		l.group("t", name)
+		l.take("t", name, 5000).run(each, func(d *delivery) *strandmqv1.SettleRun {
+			if d.offset%10 == 0 {
+				return d.settle(strandmqv1.SettleAction_SETTLE_ACTION_NACK, time.Hour.Milliseconds())
+			}
+			return d.settle(strandmqv1.SettleAction_SETTLE_ACTION_ACK, 0)
+		})
+	}
+	p.stop()
+	stored := forgetFiles(b, folder)
+	began := time.Now()
+	p = startMeasured(b, binary, folder)
+	serving := time.Since(began)
+	l = newLoad(b, p.url)
+	f = l.feed("t")
+	f.add("new", 100)
+	f.close()
+	m := l.take("t", "g0", 1)
+	m.run(1, func(d *delivery) *strandmqv1.SettleRun { return d.settle(strandmqv1.SettleAction_SETTLE_ACTION_ACK, 0) })
+	works := time.Since(began)
+	for g := range groups {
+		if c := l.counts("t", fmt.Sprint("g", g)); c.GetAcked() < each*8/10 {
+			b.Fatalf("group %d has acked %d messages after the restart", g, c.GetAcked())
+		}
+	}
+	return []claim{{
+		"start after a kill", fmt.Sprintf("%.1f GiB on disk, %d groups", float64(stored)/(1<<30), groups),
+		fmt.Sprintf("serves after %.1f s, published and delivered after %.1f s; %v", serving.Seconds(), works.Seconds(), p.memory(b)), "10 s", serving <= 10*time.Second,
+	}}
+}
+
+// forgetFiles lets the system forget what it keeps of a folder's files in memory, as
+// far as it does, and returns their size.
+func forgetFiles(b *testing.B, folder string) (size int64) {
+	const dontNeed = 4
+	syscall.Sync()
+	err := filepath.Walk(folder, func(path string, info os.FileInfo, err error) error {
+		if err != nil || info.IsDir() {
+			return err
+		}
+		size += info.Size()
+		f, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		_, _, _ = syscall.Syscall6(syscall.SYS_FADVISE64, f.Fd(), 0, 0, dontNeed, 0, 0)
+		return f.Close()
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+	return size
+}
+
+// rss is what of a process is in memory, in MiB: now, and at most so far.
+type rss struct{ now, peak float64 }
+
+func (m rss) String() string { return fmt.Sprintf("%.0f MiB (peak %.0f)", m.now, m.peak) }
+
+func (p *measured) memory(b *testing.B) rss {
+	raw, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", p.cmd.Process.Pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	if strings.Contains(string(raw), "State:\tZ") {
+		b.Fatal("the broker has ended")
+	}
+	return rss{fieldOf(string(raw), "VmRSS:") / 1024, fieldOf(string(raw), "VmHWM:") / 1024}
+}
