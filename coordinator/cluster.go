@@ -3,8 +3,7 @@ package coordinator
 import (
 	"context"
 	"errors"
-	"fmt"
-	"io"
+	"slices"
 
 	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/partition"
@@ -42,9 +41,10 @@ func (c *Coordinator) Plan() placement.Plan {
 	return placement.Make(c.picture(c.View()), c.app.cfg.Balance)
 }
 
-// PlanWithout is what would be moved, in the end and not at once, if a node were
-// drained, and what could not be. Error: *ErrNotFound.
-func (c *Coordinator) PlanWithout(n partition.NodeID) (placement.Plan, error) {
+// PlanWithout is what would be moved off a node, in the end and not at once, if it
+// were drained or, as lost, its disk were gone; and what could not be. Error:
+// *ErrNotFound.
+func (c *Coordinator) PlanWithout(n partition.NodeID, lost bool) (placement.Plan, error) {
 	m := c.View()
 	if _, ok := m.Node(n); !ok {
 		return placement.Plan{}, &ErrNotFound{Kind: KindNode, Name: n.String()}
@@ -55,9 +55,21 @@ func (c *Coordinator) PlanWithout(n partition.NodeID) (placement.Plan, error) {
 			pic.Nodes[i].Draining = true
 		}
 	}
+	if lost {
+		pic.Nodes = slices.DeleteFunc(pic.Nodes, func(x placement.Node) bool { return x.ID == n })
+	}
 	opt := c.app.cfg.Balance
-	opt.Moves = max(len(pic.Partitions), 1)
-	return placement.Make(pic, opt), nil
+	opt.Moves, opt.Leads = max(len(pic.Partitions), 1), max(len(pic.Partitions), 1)
+	plan := placement.Make(pic, opt)
+	// Whatever else there is to do is not what was asked for.
+	elsewhere := func(id partition.PartitionID) bool {
+		p, _ := m.Partition(id)
+		_, on := p.Replica(n)
+		return !on
+	}
+	plan.Moves = slices.DeleteFunc(plan.Moves, func(mv placement.Move) bool { return elsewhere(mv.Partition) })
+	plan.Stuck = slices.DeleteFunc(plan.Stuck, func(s placement.Stuck) bool { return elsewhere(s.Partition) })
+	return plan, nil
 }
 
 // createPlaced proposes a topic with its replicas placed, and again when a node
@@ -209,24 +221,19 @@ func (c *Coordinator) dry(cmd *storagev1.MetadataCommand) error {
 	return r.err
 }
 
-// secretBytes is how long the secret of a join token is.
-const secretBytes = 32
-
-// CreateJoinToken makes a token that one node can join with, for so long. The
-// secret is nowhere but in the answer. Errors: *ErrInvalid, *ErrLimit.
-func (c *Coordinator) CreateJoinToken(ctx context.Context, valid partition.Millis) (secret []byte, t *JoinToken, err error) {
-	secret = make([]byte, secretBytes)
-	if _, err := io.ReadFull(c.app.cfg.Rand, secret); err != nil {
-		return nil, nil, fmt.Errorf("no randomness for the token: %w", err)
+// CreateJoinToken remembers a token that one node can join with, for so long, by
+// the hash of its secret. Errors: *ErrInvalid, *ErrLimit.
+func (c *Coordinator) CreateJoinToken(ctx context.Context, hash TokenHash, valid partition.Millis) (*JoinToken, error) {
+	if valid <= 0 || valid > maxTokenLife {
+		return nil, &ErrInvalid{Faults: []Fault{{"valid_ms", validTime}}}
 	}
-	hash := HashToken(secret)
 	r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateJoinToken{CreateJoinToken: &storagev1.CreateJoinToken{
 		Hash: hash[:], ExpiresMs: int64(c.app.cfg.Now() + valid),
 	}}})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	return secret, r.token, nil
+	return r.token, nil
 }
 
 // Place says where replicas of a partition are wanted: 1, 3 or 5 nodes, the first

@@ -295,14 +295,9 @@ func (m *Map) onlyOn(id partition.NodeID) (count int) {
 		}
 		return has && !others
 	}
-	if only(&m.metadata) {
-		count++
-	}
-	for _, t := range m.topics {
-		for i := range t.Partitions {
-			if only(&t.Partitions[i]) {
-				count++
-			}
+	for p := range m.Partitions() {
+		if only(p) {
+			count++
 		}
 	}
 	return count
@@ -338,6 +333,8 @@ const rememberTokens partition.Millis = 24 * 60 * 60 * 1000
 
 // maxTokenLife is the most that a token may live.
 const maxTokenLife partition.Millis = 7 * 24 * 60 * 60 * 1000
+
+const validTime = "use 1 ms to 7 days"
 
 func (mc *machine) createJoinToken(c *storagev1.CreateJoinToken) *result {
 	var hash TokenHash

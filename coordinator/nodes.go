@@ -166,6 +166,52 @@ func (m *Map) Partition(id partition.PartitionID) (*Partition, bool) {
 	return &at.Topic.Partitions[at.Number], true
 }
 
+// Partitions gives all partitions, the metadata log first.
+func (m *Map) Partitions() iter.Seq[*Partition] {
+	return func(yield func(*Partition) bool) {
+		if !yield(&m.metadata) {
+			return
+		}
+		for _, t := range m.topicsByID {
+			for i := range t.Partitions {
+				if !yield(&t.Partitions[i]) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// Held is what a node has of the partitions.
+type Held struct {
+	Replicas int  // wanted on it
+	Leads    int  // of those, that it is to lead
+	Leaving  int  // that are to leave it, or to be erased
+	Votes    bool // it is a voter of the metadata log, which the others do not count
+}
+
+// Held counts what each node has.
+func (m *Map) Held() map[partition.NodeID]Held {
+	out := map[partition.NodeID]Held{}
+	for p := range m.Partitions() {
+		for i, r := range p.Replicas {
+			h := out[r.Node()]
+			if p.ID == partition.Metadata {
+				h.Votes = true
+			} else if h.Replicas++; i == 0 {
+				h.Leads++
+			}
+			out[r.Node()] = h
+		}
+		for _, l := range p.Leaving {
+			h := out[l.ID.Node()]
+			h.Leaving++
+			out[l.ID.Node()] = h
+		}
+	}
+	return out
+}
+
 // Placed is the log index of the last change of nodes or placements.
 func (m *Map) Placed() uint64 { return m.placed }
 
@@ -190,14 +236,9 @@ func (m *Map) partitionsOn(n partition.NodeID) (count int) {
 		l, ok := p.Left(n)
 		return ok && !l.Out
 	}
-	if on(&m.metadata) {
-		count++
-	}
-	for _, t := range m.topics {
-		for i := range t.Partitions {
-			if on(&t.Partitions[i]) {
-				count++
-			}
+	for p := range m.Partitions() {
+		if on(p) {
+			count++
 		}
 	}
 	return count

@@ -38,7 +38,7 @@ import (
 //	place P N,N,...     settle P placement=N     left P REPLICA
 //	settle-all          every partition on the move gets there, and all that left is erased
 //	reach N...   miss N...   the leader hears that nodes came or went
-//	plan [without=N]    what would be moved, and what is stuck
+//	plan [without=N [lost]]   what would be moved, and what is stuck
 //	deleted P           whether a partition is known to be gone
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {

@@ -23,6 +23,7 @@ type clients struct {
 	dead    strandmqv1connect.DeadLetterServiceClient
 	trace   strandmqv1connect.TraceServiceClient
 	node    strandmqv1connect.NodeServiceClient
+	cluster strandmqv1connect.ClusterServiceClient
 	publish strandmqv1connect.PublishServiceClient
 	consume strandmqv1connect.ConsumeServiceClient
 }
@@ -54,6 +55,7 @@ func dial(server string) *clients {
 		dead:    strandmqv1connect.NewDeadLetterServiceClient(hc, server, opts...),
 		trace:   strandmqv1connect.NewTraceServiceClient(hc, server, opts...),
 		node:    strandmqv1connect.NewNodeServiceClient(hc, server, opts...),
+		cluster: strandmqv1connect.NewClusterServiceClient(hc, server, opts...),
 		publish: strandmqv1connect.NewPublishServiceClient(hc, server, opts...),
 		consume: strandmqv1connect.NewConsumeServiceClient(hc, server, opts...),
 	}

@@ -114,7 +114,7 @@ to standard error. NO_COLOR is respected.`,
 	root.AddCommand(
 		a.serveCommand(), a.demoCommand(),
 		a.topicCommand(), a.publishCommand(), a.consumeCommand(),
-		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.nodeCommand(), a.loadtestCommand(), a.versionCommand(),
+		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.nodeCommand(), a.clusterCommand(), a.loadtestCommand(), a.versionCommand(),
 	)
 	a.helpOfCobra(root)
 	a.completions(root)

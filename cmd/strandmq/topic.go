@@ -197,7 +197,8 @@ func (a *app) topicDescribe() *cobra.Command {
 		Short: "Show a topic's settings, partitions and groups",
 		Long: `Shows a topic's settings, its groups, and of each partition the offsets that it
 keeps, their bytes, when the oldest was published, which group holds messages
-that the topic's limits would not keep, and what is wrong, if anything is.`,
+that the topic's limits would not keep, the nodes that are to hold it, which of
+them leads it, and what is wrong, if anything is.`,
 		Example: `  strandmq topic describe orders
   strandmq topic describe orders --output json | jq '.partitions[].endOffset'`,
 		Args: exact("TOPIC"),
@@ -212,22 +213,37 @@ that the topic's limits would not keep, and what is wrong, if anything is.`,
 			}
 			a.facts("groups", orDash(strings.Join(res.GetGroups(), ", ")))
 			fmt.Fprintln(a.out)
-			t := table.Table{Head: []string{"PARTITION", "FIRST", "NEXT", "MESSAGES", "SIZE", "OLDEST", "HELD BY", "DUPLICATES", "FAULT"}, Right: []int{0, 1, 2, 3, 4, 7}}
+			t := table.Table{Head: []string{"PARTITION", "FIRST", "NEXT", "MESSAGES", "SIZE", "OLDEST", "HELD BY", "DUPLICATES", "NODES", "LEADER", "FAULT"}, Right: []int{0, 1, 2, 3, 4, 7}}
 			for _, p := range res.GetPartitions() {
 				held := p.GetHeldBy()
 				if held != "" {
 					held += ": " + quantity.RoughSize(p.GetHeldBytes())
 				}
 				if p.StartOffset == nil { // it stopped: nothing is known, and nothing is 0
-					t.Add(p.GetPartition(), "damaged", "?", "?", "?", "?", "?", "?", orDash(p.GetFault()))
+					t.Add(p.GetPartition(), "damaged", "?", "?", "?", "?", "?", "?", orDash(nodeList(p.GetNodes())), "?", orDash(p.GetFault()))
 					continue
 				}
 				t.Add(p.GetPartition(), p.GetStartOffset(), p.GetEndOffset(), p.GetEndOffset()-p.GetStartOffset(),
-					quantity.RoughSize(p.GetBytes()), stamp(p.GetOldest()), orDash(held), p.GetDuplicates(), orDash(p.GetFault()))
+					quantity.RoughSize(p.GetBytes()), stamp(p.GetOldest()), orDash(held), p.GetDuplicates(), placedText(p), leaderText(p), orDash(p.GetFault()))
 			}
 			return a.printTable(&t, "")
 		})
 	})
+}
+
+func placedText(p *strandmqv1.PartitionInfo) string {
+	text := orDash(nodeList(p.GetNodes()))
+	if p.GetMoving() {
+		text += " (moving)"
+	}
+	return text
+}
+
+func leaderText(p *strandmqv1.PartitionInfo) string {
+	if p.GetLeader() == 0 {
+		return "none"
+	}
+	return nodeList([]uint64{p.GetLeader()})
 }
 
 func (a *app) topicAlter() *cobra.Command {

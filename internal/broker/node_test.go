@@ -55,6 +55,7 @@ type api struct {
 	dead    strandmqv1connect.DeadLetterServiceClient
 	trace   strandmqv1connect.TraceServiceClient
 	node    strandmqv1connect.NodeServiceClient
+	cluster strandmqv1connect.ClusterServiceClient
 }
 
 func newAPI(t testing.TB, url string, opts ...connect.ClientOption) api {
@@ -67,7 +68,7 @@ func apiOver(c connect.HTTPClient, url string, opts ...connect.ClientOption) api
 		strandmqv1connect.NewPublishServiceClient(c, url, opts...), strandmqv1connect.NewConsumeServiceClient(c, url, opts...),
 		strandmqv1connect.NewTopicServiceClient(c, url, opts...), strandmqv1connect.NewGroupServiceClient(c, url, opts...),
 		strandmqv1connect.NewDeadLetterServiceClient(c, url, opts...), strandmqv1connect.NewTraceServiceClient(c, url, opts...),
-		strandmqv1connect.NewNodeServiceClient(c, url, opts...),
+		strandmqv1connect.NewNodeServiceClient(c, url, opts...), strandmqv1connect.NewClusterServiceClient(c, url, opts...),
 	}
 }
 

@@ -25,7 +25,7 @@ func services() []string {
 	return []string{
 		strandmqv1connect.PublishServiceName, strandmqv1connect.ConsumeServiceName, strandmqv1connect.TopicServiceName,
 		strandmqv1connect.GroupServiceName, strandmqv1connect.DeadLetterServiceName, strandmqv1connect.TraceServiceName,
-		strandmqv1connect.NodeServiceName,
+		strandmqv1connect.NodeServiceName, strandmqv1connect.ClusterServiceName,
 	}
 }
 
@@ -64,6 +64,7 @@ func (b *Broker) routes() http.Handler {
 	serve(strandmqv1connect.NewDeadLetterServiceHandler(deadAPI{b}, admin...))
 	serve(strandmqv1connect.NewTraceServiceHandler(traceAPI{b}, admin...))
 	serve(strandmqv1connect.NewNodeServiceHandler(nodeAPI{b}, admin...))
+	serve(strandmqv1connect.NewClusterServiceHandler(clusterAPI{b}, admin...))
 
 	other := []connect.HandlerOption{connect.WithInterceptors(e), connect.WithReadMaxBytes(1 << 20), connect.WithCompressMinBytes(32 << 10)}
 	mux.Handle(grpchealth.NewHandler(healthCheck{b}, other...))

@@ -47,7 +47,10 @@ func (a topicAPI) DescribeTopic(ctx context.Context, req *strandmqv1.DescribeTop
 	}
 	res := &strandmqv1.DescribeTopicResponse{Topic: topicProto(t.Topic)}
 	for i, p := range t.Partitions {
-		out := &strandmqv1.PartitionInfo{Partition: uint32(i), HashFirst: p.Range.First, HashLast: p.Range.Last}
+		out := &strandmqv1.PartitionInfo{Partition: uint32(i), HashFirst: p.Range.First, HashLast: p.Range.Last, Moving: p.Moving()}
+		for _, n := range p.Nodes() {
+			out.Nodes = append(out.Nodes, uint64(n))
+		}
 		// Of one that stopped nothing is known: it may have done so before it
 		// had read anything, and then all would be 0.
 		switch info, err := a.b.parts.Info(ctx, p.ID); {
@@ -59,6 +62,7 @@ func (a topicAPI) DescribeTopic(ctx context.Context, req *strandmqv1.DescribeTop
 			out.StartOffset, out.EndOffset = new(uint64(info.Position.Start)), new(uint64(info.Position.End))
 			out.Bytes, out.Duplicates = new(info.Bytes), new(info.Duplicates)
 			out.Oldest = timestampOrNil(int64(info.Oldest))
+			out.Leader = uint64(info.Leader)
 			if info.heldBy != 0 {
 				out.HeldBy, out.HeldBytes = a.b.groupName(info.heldBy), info.heldBytes
 			}

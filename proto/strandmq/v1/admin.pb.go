@@ -752,7 +752,13 @@ type PartitionInfo struct {
 	// several the one that holds most. Empty: none does.
 	HeldBy string `protobuf:"bytes,10,opt,name=held_by,json=heldBy,proto3" json:"held_by,omitempty"`
 	// How many bytes it holds so.
-	HeldBytes     uint64 `protobuf:"varint,11,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
+	HeldBytes uint64 `protobuf:"varint,11,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
+	// The nodes that are to hold it; the first is to lead.
+	Nodes []uint64 `protobuf:"varint,12,rep,packed,name=nodes,proto3" json:"nodes,omitempty"`
+	// The node that leads it; 0: none is known.
+	Leader uint64 `protobuf:"varint,13,opt,name=leader,proto3" json:"leader,omitempty"`
+	// It is not yet on those nodes as it should be.
+	Moving        bool `protobuf:"varint,14,opt,name=moving,proto3" json:"moving,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -862,6 +868,27 @@ func (x *PartitionInfo) GetHeldBytes() uint64 {
 		return x.HeldBytes
 	}
 	return 0
+}
+
+func (x *PartitionInfo) GetNodes() []uint64 {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+func (x *PartitionInfo) GetLeader() uint64 {
+	if x != nil {
+		return x.Leader
+	}
+	return 0
+}
+
+func (x *PartitionInfo) GetMoving() bool {
+	if x != nil {
+		return x.Moving
+	}
+	return false
 }
 
 // LeftOut is a partition that stopped, so that an answer is without it.
@@ -5336,7 +5363,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"partitions\x18\x02 \x03(\v2\x1a.strandmq.v1.PartitionInfoR\n" +
 	"partitions\x12\x16\n" +
-	"\x06groups\x18\x03 \x03(\tR\x06groups\"\xb0\x03\n" +
+	"\x06groups\x18\x03 \x03(\tR\x06groups\"\xf6\x03\n" +
 	"\rPartitionInfo\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\fstart_offset\x18\x02 \x01(\x04H\x00R\vstartOffset\x88\x01\x01\x12\"\n" +
@@ -5354,7 +5381,10 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\aheld_by\x18\n" +
 	" \x01(\tR\x06heldBy\x12\x1d\n" +
 	"\n" +
-	"held_bytes\x18\v \x01(\x04R\theldBytesB\x0f\n" +
+	"held_bytes\x18\v \x01(\x04R\theldBytes\x12\x14\n" +
+	"\x05nodes\x18\f \x03(\x04R\x05nodes\x12\x16\n" +
+	"\x06leader\x18\r \x01(\x04R\x06leader\x12\x16\n" +
+	"\x06moving\x18\x0e \x01(\bR\x06movingB\x0f\n" +
 	"\r_start_offsetB\r\n" +
 	"\v_end_offsetB\b\n" +
 	"\x06_bytesB\r\n" +
