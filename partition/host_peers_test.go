@@ -292,3 +292,34 @@ func TestLeadersDiskHangs(t *testing.T) {
 	})
 	c.agree(1, read)
 }
+
+// A replica that joins is on disk when Join returns, and waits: it takes nothing in,
+// and is made as no other.
+func TestJoinWaits(t *testing.T) {
+	n := newNode(t, Config{})
+	id := NewReplicaID(1, 3)
+	for range 2 {
+		if err := n.Join(within(t), 5, id); err != nil {
+			t.Fatal(err)
+		}
+	}
+	fs := n.fs.CrashClone(cleanCut)
+	n.stop()
+	n.fs = fs
+	n.start()
+	if info, err := n.Info(5); err != nil || info.Fault != "" || info.Replica != id || info.Position != (Position{}) || len(info.Voters) > 0 {
+		t.Fatalf("after a power cut: %+v, %v", info, err)
+	}
+	if _, err := n.Publish(within(t), 5, batch("a")); !errors.As(err, new(*ErrNotLeader)) {
+		t.Fatalf("it answers %v", err)
+	}
+	var other *ErrOtherReplica
+	if err := n.Create(within(t), 5); !errors.As(err, &other) || other.Have != id || other.Want != 1 {
+		t.Fatalf("made once more, as a sole voter: %v", err)
+	}
+	if err := n.Drop(within(t), 5); err != nil {
+		t.Fatal(err)
+	}
+	n.create(5)
+	n.publish(5, batch("a"))
+}
