@@ -129,6 +129,16 @@ type handedOut struct {
 // held asks every partition what the session holds, and how many more the
 // member may hold over all of them.
 func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held []handedOut, room int, err error) {
+	held, inFlight, limit, err := s.heldBy(ctx, req, tag)
+	if limit == 0 {
+		return held, 1 << 30, err // nobody knows one
+	}
+	return held, limit - inFlight, err
+}
+
+// heldBy asks every partition what the session holds, how much the member holds
+// over all of them, and how much it may; 0: no partition told.
+func (s *Shell) heldBy(ctx context.Context, req ReceiveRequest, tag uint64) (held []handedOut, inFlight, limit int, err error) {
 	type answer struct {
 		part partition.PartitionID
 		holding
@@ -136,7 +146,6 @@ func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held 
 	answers := make(chan answer, len(req.Shares)) // one place each: Done must not block
 	asked := 0
 	var failed error
-	room = 1 << 30
 	for _, sh := range req.Shares {
 		q := query{
 			Group: req.Group, Member: req.Member, Session: req.Session, Request: tag, Max: req.Max,
@@ -148,16 +157,16 @@ func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held 
 		}
 		asked++
 	}
-	inFlight, limit, heard := 0, 0, 0
+	heard := 0
 	for range asked {
 		select {
 		case <-ctx.Done():
-			return nil, 0, ctx.Err()
+			return nil, 0, 0, ctx.Err()
 		case a := <-answers:
 			if a.Err != nil {
 				// The other partitions go on.
 				if !ofOnePartition(a.Err) {
-					return nil, 0, a.Err
+					return nil, 0, 0, a.Err
 				}
 				failed = a.Err
 				continue
@@ -171,16 +180,13 @@ func (s *Shell) held(ctx context.Context, req ReceiveRequest, tag uint64) (held 
 		}
 	}
 	if heard == 0 && failed != nil {
-		return nil, 0, failed
-	}
-	if heard > 0 {
-		room = limit - inFlight
+		return nil, 0, 0, failed
 	}
 	sortHandOuts(held)
 	if len(held) > req.Max {
 		held = held[:req.Max]
 	}
-	return held, room, nil
+	return held, inFlight, limit, nil
 }
 
 // ofOnePartition tells whether the member's other partitions may go on.

@@ -19,6 +19,14 @@ type StreamRequest struct {
 	// MaxBytes is the most that one Next reads, of keys, headers and bodies; one
 	// delivery always fits. 0: 4 MiB.
 	MaxBytes int
+	// Elsewhere, if set, settles for partitions that other nodes lead: it takes
+	// the settlements of one partition, or tells that this node leads it. done is
+	// called once, with a result for each. Batches of a partition are applied in
+	// the order of the calls.
+	Elsewhere func(p partition.PartitionID, list []Settlement, done func([]SettleResult)) bool
+	// Told, if set, is called when Hungry or Ends may have something. It must not
+	// block.
+	Told func()
 }
 
 // Stream is one session's lasting demand for work over its partitions. It gets
@@ -44,6 +52,11 @@ type Stream struct {
 	empty  int                            // blocks of those of which nothing is left
 	err    error
 	closed bool
+	given  []Handed                         // came from elsewhere and not taken by Next
+	seen   map[partition.PartitionID]uint64 // the last hand-outs that came, if some may be elsewhere
+	ends   []ShareEnd                       // for Ends
+	adopts map[partition.PartitionID]bool   // Adopt was called, and its answer not given out
+	took   map[adopted]bool                 // hand-outs that were given out and may come again
 
 	offsets []partition.Offset // scratch of Next
 	raws    []partition.RawMessage
@@ -59,8 +72,9 @@ type streamShare struct {
 
 // gotRun is what one plan handed out.
 type gotRun struct {
-	part partition.PartitionID
-	hs   []handOut
+	part  partition.PartitionID
+	hs    []handOut
+	again bool // adopted: no credit was taken for it
 }
 
 // Open opens a stream. It asks for nothing yet: SetShares says of whom, AddCredit
@@ -200,7 +214,7 @@ func (st *Stream) Close(ctx context.Context, lost bool) error {
 	st.mu.Lock()
 	st.closed = true
 	had := st.had
-	st.had, st.got, st.kept, st.empty = nil, nil, nil, 0
+	st.had, st.got, st.given, st.kept, st.empty = nil, nil, nil, nil, 0
 	st.mu.Unlock()
 	st.signal()
 	kind := cmdLeave
@@ -265,7 +279,7 @@ func (y *streamShare) Return(n, _ int) {
 func (y *streamShare) Handed(p partition.PartitionID, hs []handOut) {
 	y.st.mu.Lock()
 	if !y.st.closed {
-		y.st.got = append(y.st.got, gotRun{p, hs})
+		y.st.got = append(y.st.got, gotRun{part: p, hs: hs})
 	}
 	y.st.mu.Unlock()
 	y.st.signal()
@@ -283,8 +297,15 @@ func (y *streamShare) Ended(_ partition.PartitionID, why error) {
 	if was && st.err == nil && (errors.As(why, &session) || errors.As(why, &group)) {
 		st.err = why
 	}
+	told := st.req.Told
+	if was && told != nil {
+		st.ends = append(st.ends, ShareEnd{y.share.Partition, why})
+	}
 	st.mu.Unlock()
 	st.signal()
+	if was && told != nil {
+		told()
+	}
 }
 
 // Sleep implements sleeper.
@@ -295,5 +316,8 @@ func (y *streamShare) Sleep(w *waiter) bool {
 		return false
 	}
 	y.asleep = w
+	if y.st.req.Told != nil {
+		y.st.req.Told()
+	}
 	return true
 }

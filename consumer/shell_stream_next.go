@@ -14,6 +14,7 @@ type Handed struct {
 	Epoch      uint64 // how often the group had been reset
 	First      uint64 // number of the first delivery on its stream; the others follow
 	Deliveries []StreamDelivery
+	Again      bool // adopted, and may have come before: see Stream.Adopt
 }
 
 // StreamDelivery is one delivery, with its message as it is stored.
@@ -47,6 +48,11 @@ func (st *Stream) Token(h *Handed, i int) Token {
 func (st *Stream) Next(ctx context.Context) ([]Handed, error) {
 	for {
 		st.mu.Lock()
+		if len(st.given) > 0 {
+			given := st.takeGiven(st.req.MaxBytes)
+			st.mu.Unlock()
+			return given, nil
+		}
 		got, err := st.take(st.req.MaxBytes), st.err
 		if st.closed && err == nil {
 			err = &ErrSessionEnded{Member: st.req.Member, Session: st.req.Session}
@@ -82,7 +88,7 @@ func (st *Stream) take(room int) []gotRun {
 				continue
 			}
 			rest := make([]gotRun, 0, len(st.got)-i)
-			rest = append(append(rest, gotRun{st.got[i].part, hs[j:]}), st.got[i+1:]...)
+			rest = append(append(rest, gotRun{st.got[i].part, hs[j:], st.got[i].again}), st.got[i+1:]...)
 			got := st.got[:i+1]
 			got[i].hs = hs[:j:j]
 			st.got = rest
@@ -97,12 +103,20 @@ func (st *Stream) take(room int) []gotRun {
 // read makes deliveries of hand-outs. It returns how much credit came to
 // nothing.
 func (st *Stream) read(got []gotRun) (out []Handed, back int) {
-	slices.SortStableFunc(got, func(a, b gotRun) int { return cmp.Compare(a.part, b.part) })
+	slices.SortStableFunc(got, func(a, b gotRun) int {
+		if by := cmp.Compare(a.part, b.part); by != 0 || a.again == b.again {
+			return by
+		}
+		if a.again { // apart from the others, since it had no credit, and behind them
+			return 1
+		}
+		return -1
+	})
 	now := st.s.Now()
 	for len(got) > 0 {
-		part, hs := got[0].part, got[0].hs
+		part, hs, again := got[0].part, got[0].hs, got[0].again
 		n := 1
-		for n < len(got) && got[n].part == part {
+		for n < len(got) && got[n].part == part && got[n].again == again {
 			n++
 		}
 		if n > 1 {
@@ -113,7 +127,7 @@ func (st *Stream) read(got []gotRun) (out []Handed, back int) {
 		}
 		got = got[n:]
 		all := len(hs)
-		hs = current(hs, now)
+		hs = st.once(part, current(hs, now), again)
 		given := 0
 		for len(hs) > 0 {
 			// A reset between two of them makes two of it: a Handed has one epoch.
@@ -122,12 +136,15 @@ func (st *Stream) read(got []gotRun) (out []Handed, back int) {
 				m++
 			}
 			if h, ok := st.handed(part, hs[:m]); ok {
+				h.Again = again
 				out = append(out, h)
 				given += len(h.Deliveries)
 			}
 			hs = hs[m:]
 		}
-		back += all - given
+		if !again {
+			back += all - given
+		}
 	}
 	return out, back
 }
@@ -200,6 +217,7 @@ func (st *Stream) handed(part partition.PartitionID, hs []handOut) (Handed, bool
 	st.next += uint64(len(h.Deliveries))
 	if !st.closed {
 		st.keep(blk)
+		st.note(&h)
 	}
 	st.mu.Unlock()
 	return h, true

@@ -9,6 +9,9 @@ func (st *Stream) Ready() <-chan struct{} { return st.wake }
 func (st *Stream) First() int {
 	st.mu.Lock()
 	defer st.mu.Unlock()
+	if len(st.given) > 0 {
+		return st.given[0].Deliveries[0].Message.Record.Size()
+	}
 	if len(st.got) == 0 || len(st.got[0].hs) == 0 {
 		return 0
 	}
@@ -20,6 +23,11 @@ func (st *Stream) First() int {
 func (st *Stream) Poll(maxBytes int) ([]Handed, error) {
 	for {
 		st.mu.Lock()
+		if len(st.given) > 0 {
+			given := st.takeGiven(min(maxBytes, st.req.MaxBytes))
+			st.mu.Unlock()
+			return given, nil
+		}
 		got, err := st.take(min(maxBytes, st.req.MaxBytes)), st.err
 		if st.closed && err == nil {
 			err = &ErrSessionEnded{Member: st.req.Member, Session: st.req.Session}

@@ -143,6 +143,12 @@ func (st *Stream) Settle(ctx context.Context, runs []SettleRun, done func([]Sett
 		}
 	}
 	for _, b := range batches {
+		if far := st.req.Elsewhere; far != nil {
+			took := far(b.part, st.tokens(b.what), func(res []SettleResult) { finish(b, res, nil) })
+			if took {
+				continue
+			}
+		}
 		cmd := encodeSettle(st.s.stamp(ctx, b.part, st.req.Group), st.req.Group, b.what)
 		if err := st.s.host.ProposeAsync(b.part, cmd, func(res any, err error) { finish(b, res, err) }); err != nil {
 			finish(b, nil, err)

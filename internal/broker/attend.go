@@ -62,7 +62,7 @@ type attendant struct {
 	name   string // of the group
 	member string
 	format strandmqv1.BodyFormat
-	stream *consumer.Stream
+	stream deliveries
 	send   func(*frame) error
 	meter  deliveryMeter
 
@@ -104,10 +104,13 @@ func (b *Broker) newAttendant(ctx context.Context, who memberOf) (*attendant, er
 		return nil, r
 	}
 	t, g, err := b.ensureGroup(ctx, who.topic, who.group, who.create)
+	if err != nil && missing(err) && b.caughtUp(ctx) {
+		t, g, err = b.ensureGroup(ctx, who.topic, who.group, who.create)
+	}
 	if err != nil {
 		return nil, err
 	}
-	j, err := b.join(ctx, b.coord.JoinStream, t.Name, g.Name, who.member)
+	j, err := b.join(ctx, b.members.JoinStream, t.Name, g.Name, who.member)
 	if err != nil {
 		return nil, err
 	}
@@ -117,7 +120,7 @@ func (b *Broker) newAttendant(ctx context.Context, who memberOf) (*attendant, er
 		wake: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 	}
 	a.flow.takeTime = b.cfg.SessionTimeout
-	a.stream, err = b.groups.Open(consumer.StreamRequest{Group: a.group, Member: who.member, Session: a.session, MaxBytes: frameBytes})
+	a.stream, err = b.openStream(consumer.StreamRequest{Group: a.group, Member: who.member, Session: a.session, MaxBytes: frameBytes})
 	if err != nil {
 		return nil, err
 	}
@@ -256,7 +259,7 @@ func (a *attendant) deliver(ctx context.Context) ending {
 				shares, out.assignment = now, assignmentOf(now)
 			}
 		case <-beat.C:
-			if _, err := a.b.coord.Heartbeat(ctx, coordinator.GroupID(a.group), a.member, a.session); err != nil {
+			if _, err := a.b.members.Heartbeat(ctx, coordinator.GroupID(a.group), a.member, a.session); err != nil {
 				return a.ended(err)
 			}
 			if a.window != nil {
@@ -388,7 +391,7 @@ func (a *attendant) close(lost bool) {
 		b.log.Warn("cannot end a stream's session in all partitions", "topic", a.topic.Name, "group", a.name, "member", a.member, "err", err)
 	}
 	b.sessions.take(a.session)
-	err := b.coord.Leave(ctx, coordinator.GroupID(a.group), a.member, a.session)
+	err := b.members.Leave(ctx, coordinator.GroupID(a.group), a.member, a.session)
 	if err == nil || b.serving.Err() != nil || errors.As(err, new(*coordinator.ErrSessionEnded)) || errors.As(err, new(*coordinator.ErrNotFound)) {
 		return
 	}

@@ -38,6 +38,8 @@ type Broker struct {
 	cluster   coordinator.Cluster
 	groups    *consumer.Shell // of this node's partitions
 	parts     partitions      // all, wherever they are led
+	members   members         // of groups: their sessions
+	far       *dispatch       // nil: the node is alone
 	publisher *router.Publisher
 	naming    sync.Mutex // one telling of names at a time
 	topics    topics
@@ -52,6 +54,7 @@ type Broker struct {
 	memory   *pool   // of streams
 	listener net.Listener
 	server   *http.Server
+	api      http.Handler // what the server serves, without the guard
 	started  atomic.Bool
 
 	// serving ends when Close begins: what waits answers. calls ends when
@@ -112,6 +115,9 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 	each := limitPerAddress(l, cfg.ConnectionsPerAddress, b.crowded())
 	b.listener = netutil.LimitListener(each, cfg.Connections) // what is beyond waits in the kernel
 	b.server = b.newServer()
+	if cfg.Peers != nil {
+		cfg.Peers.Serve(b.nodeHandler())
+	}
 	b.running.Go(func() {
 		if err := b.server.Serve(b.listener); !errors.Is(err, http.ErrServerClosed) {
 			b.fail(fmt.Errorf("the HTTP server stopped: %w", err))
@@ -171,27 +177,39 @@ func (b *Broker) open(ctx context.Context) error {
 		case <-b.serving.Done():
 		}
 	})
-	if err := b.host.Create(ctx, partition.Metadata); err != nil {
+	if b.cfg.Peers != nil {
+		if b.coord, err = b.startAmongPeers(ctx, func() *coordinator.App { return meta }); err != nil {
+			return err
+		}
+	} else if err := b.host.Create(ctx, partition.Metadata); err != nil {
 		return err
+	} else {
+		b.coord = coordinator.New(b.host, meta)
+		if _, err := b.coord.Bootstrap(ctx, ""); err != nil {
+			return err
+		}
+		if _, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot()}); err != nil {
+			return err
+		}
 	}
-	b.coord = coordinator.New(b.host, meta)
-	if b.cluster, err = b.coord.Bootstrap(ctx, ""); err != nil {
-		return err
-	}
-	if _, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot()}); err != nil {
-		return err
-	}
+	b.cluster = b.coord.View().Cluster
 	b.groups = consumer.NewShell(b.host, b.cluster.TokenSecret)
 	b.groups.Explain, b.groups.Lost = b.standsBefore, b.lostUnread
-	b.parts, b.retention = own{b}, newRetention(b)
-	b.publisher = router.NewPublisher(b.parts, router.Config{Seed: uint64(time.Now().UnixNano())})
-	if err := b.reconcile(ctx); err != nil {
-		return err
+	b.parts, b.members, b.retention = own{b}, b.coord, newRetention(b)
+	if b.cfg.Peers != nil {
+		b.far = newDispatch(b, b.cfg.Peers)
+		b.parts, b.members = b.far, &farMembers{b: b, told: map[uint64]time.Time{}}
 	}
-	b.namePartitions()
+	b.publisher = router.NewPublisher(b.parts, router.Config{Seed: uint64(time.Now().UnixNano())})
 	b.sessions, b.live = newSessions(), newLive()
 	known := b.coord.View()
-	b.findHolders(ctx)
+	if b.far == nil { // among others it is for who leads the metadata log
+		if err := b.reconcile(ctx); err != nil {
+			return err
+		}
+		b.findHolders(ctx)
+	}
+	b.namePartitions()
 	b.running.Go(func() { b.watchSessions(known) })
 	b.running.Go(b.watchDisk)
 	b.running.Go(b.retention.run)
@@ -254,6 +272,9 @@ func (b *Broker) Close() error {
 		cancel()
 		b.stopCalls()
 		_ = b.server.Close()
+		if b.far != nil {
+			b.far.close()
+		}
 		b.running.Wait()
 		var errs []error
 		if b.host != nil {

@@ -2,11 +2,13 @@ package broker
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/partition"
 )
 
 // maxSeries bounds the groups and topics that one scrape reads from the log.
@@ -54,8 +56,14 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			truncated = 1
 			break
 		}
+		// Among others each node tells of what it leads.
+		leads := func(p coordinator.Partition) bool { return b.far == nil || b.far.here(p.ID) }
+		some := slices.ContainsFunc(t.Partitions, leads)
 		var bytes, messages, faults float64
 		for _, p := range t.Partitions {
+			if !leads(p) {
+				continue
+			}
 			info, err := b.parts.Info(ctx, p.ID)
 			if err != nil || info.Fault != "" {
 				faults++
@@ -66,11 +74,13 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		}
 		// A sum without the partitions that stopped would fall when data is
 		// damaged: there is none then.
-		if faults == 0 {
+		if faults == 0 && some {
 			gauge("log_size_bytes", "Bytes of record batches kept. No sample while a partition of the topic is damaged.", topicLabel, bytes, t.Name)
 			gauge("log_messages", "Messages kept. No sample while a partition of the topic is damaged.", topicLabel, messages, t.Name)
 		}
-		gauge("partitions_damaged", "Partitions that stopped because they cannot be trusted.", topicLabel, faults, t.Name)
+		if some {
+			gauge("partitions_damaged", "Partitions that stopped because they cannot be trusted.", topicLabel, faults, t.Name)
+		}
 		for g := range t.Groups() {
 			if g.Phase != coordinator.Ready {
 				continue
@@ -79,8 +89,13 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 				truncated = 1
 				break
 			}
-			gauge("group_members", "Members with a session.", groupLabels, float64(len(g.Members)), t.Name, g.Name)
-			states, r, err := b.statesOfRest(ctx, t, g)
+			if b.far == nil || b.far.here(partition.Metadata) {
+				gauge("group_members", "Members with a session.", groupLabels, float64(len(g.Members)), t.Name, g.Name)
+			}
+			if !some {
+				continue
+			}
+			states, r, err := b.statesWhere(ctx, t, g, leads)
 			if err != nil || len(r.out) > 0 {
 				continue // partitions_damaged says so; a wrong sum would not
 			}

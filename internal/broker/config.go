@@ -85,6 +85,9 @@ type Config struct {
 	// is published meanwhile.
 	RetentionEvery time.Duration
 
+	// Peers is how the node works with others; nil: it is alone.
+	Peers *Peers
+
 	// Store and Host set what the store and the host of the partitions may use.
 	// The broker fills in folders, identities and what connects them.
 	Store logstore.Config

@@ -34,7 +34,7 @@ func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*str
 	if _, _, err := a.b.ensureGroup(ctx, req.GetTopic(), req.GetGroup(), req.GetCreateGroup()); err != nil {
 		return nil, err
 	}
-	j, err := a.b.join(ctx, a.b.coord.Join, req.GetTopic(), req.GetGroup(), req.GetMember())
+	j, err := a.b.join(ctx, a.b.members.Join, req.GetTopic(), req.GetGroup(), req.GetMember())
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (a consumeAPI) Heartbeat(ctx context.Context, req *strandmqv1.HeartbeatRequ
 	if err != nil {
 		return nil, err
 	}
-	m, err := a.b.coord.Heartbeat(ctx, g.ID, req.GetMember(), session)
+	m, err := a.b.members.Heartbeat(ctx, g.ID, req.GetMember(), session)
 	if err != nil {
 		return nil, err
 	}
@@ -90,6 +90,12 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 	a.b.live.leaving(session)
 	gid := consumer.GroupID(g.ID)
 	told := a.b.sessions.take(session)
+	if a.b.far != nil { // some calls may have come in at other nodes
+		told = make(map[uint32]bool, len(t.Partitions))
+		for i := range t.Partitions {
+			told[uint32(i)] = true
+		}
+	}
 	err = each(ctx, t.Topic, func(ctx context.Context, i int, id partition.PartitionID) error {
 		if !told[uint32(i)] {
 			return nil
@@ -104,7 +110,7 @@ func (a consumeAPI) Leave(ctx context.Context, req *strandmqv1.LeaveRequest) (*s
 		a.b.sessions.note(session, slices.Collect(maps.Keys(told))...)
 		return nil, err
 	}
-	if err := a.b.coord.Leave(ctx, g.ID, req.GetMember(), session); err != nil && !errors.As(err, &over) {
+	if err := a.b.members.Leave(ctx, g.ID, req.GetMember(), session); err != nil && !errors.As(err, &over) {
 		return nil, err
 	}
 	return &strandmqv1.LeaveResponse{}, nil
@@ -122,7 +128,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 	}
 	var session uint64
 	if req.GetSession() == "" {
-		j, err := b.coord.Open(ctx, req.GetTopic(), req.GetGroup(), req.GetMember())
+		j, err := b.members.Open(ctx, req.GetTopic(), req.GetGroup(), req.GetMember())
 		if err != nil {
 			return nil, err
 		}
@@ -131,7 +137,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 		if session, err = parseSession(g.ID, req.GetMember(), req.GetSession()); err != nil {
 			return nil, err
 		}
-		if _, err := b.coord.Heartbeat(ctx, g.ID, req.GetMember(), session); err != nil {
+		if _, err := b.members.Heartbeat(ctx, g.ID, req.GetMember(), session); err != nil {
 			return nil, err
 		}
 	}
@@ -227,7 +233,7 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 		place = append(place, i)
 	}
 	topicLabel, groupLabel := b.metrics.label(t.Name, g.Name)
-	results := b.groups.Settle(ctx, consumer.GroupID(g.ID), list)
+	results := b.settle(ctx, consumer.GroupID(g.ID), list)
 	b.live.settled(consumer.GroupID(g.ID), list, results)
 	for i, r := range results {
 		out := &strandmqv1.SettleResult{DeadLettered: r.Dead, Deadline: timestampOrNil(int64(r.Deadline))}
@@ -256,7 +262,7 @@ func (a consumeAPI) alive(ctx context.Context, g *coordinator.Group, req *strand
 	}
 	if req.GetSession() == "" {
 		if m, ok := g.Member(req.GetMember()); ok {
-			_, _ = a.b.coord.Heartbeat(ctx, g.ID, m.Name, m.Session) // it may just have ended
+			_, _ = a.b.members.Heartbeat(ctx, g.ID, m.Name, m.Session) // it may just have ended
 		}
 		return nil
 	}
@@ -264,7 +270,7 @@ func (a consumeAPI) alive(ctx context.Context, g *coordinator.Group, req *strand
 	if err != nil {
 		return err
 	}
-	_, err = a.b.coord.Heartbeat(ctx, g.ID, req.GetMember(), session)
+	_, err = a.b.members.Heartbeat(ctx, g.ID, req.GetMember(), session)
 	return err
 }
 

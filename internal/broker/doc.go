@@ -18,6 +18,13 @@
 //	      └──────────────┴───────┬────────┴─────────────────┘
 //	                     partition.Host ──► logstore
 //
+// What concerns one partition goes through the interface partitions. A node with
+// Config.Peers asks where a partition is led (dispatch): this node, or another one
+// over node.v1, which it serves to others in turn. Batches go to another node by
+// a pipe, in one lane for each partition (lane.go); a stream of deliveries gathers
+// from several nodes (gather.go); what changes the map is passed on to whoever
+// leads the metadata log (control.go).
+//
 // It promises that an answer which says stored or settled is given after the
 // log says so; that every refusal has a reason of the table (docs/errors.md);
 // that a panic in one call ends that call only and shows no detail; that bytes

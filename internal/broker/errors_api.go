@@ -44,6 +44,19 @@ type edge struct {
 	explain func(error) *refusal
 	flight  *flight
 	memory  *pool
+	// newer, if set, sees to it that the map is as new as the leader's, and tells
+	// whether that made it newer.
+	newer func(ctx context.Context) bool
+}
+
+// missing tells an error that a map which is behind can be the reason of. Nothing
+// was done then.
+func missing(err error) bool {
+	switch reasonOf(err) {
+	case "UNKNOWN_TOPIC", "UNKNOWN_GROUP", "IN_PROGRESS":
+		return true
+	}
+	return false
 }
 
 var _ connect.Interceptor = (*edge)(nil)
@@ -75,6 +88,9 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		}
 		defer release()
 		res, err = next(ctx, req)
+		if err != nil && e.newer != nil && missing(err) && e.newer(ctx) {
+			res, err = next(ctx, req)
+		}
 		if err != nil {
 			return nil, e.fail(req.Spec(), err)
 		}

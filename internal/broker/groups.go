@@ -16,13 +16,22 @@ func (b *Broker) ensureGroup(ctx context.Context, topicName, groupName string, c
 	if err == nil || !create {
 		return t, g, err
 	}
+	if b.far != nil && b.caughtUp(ctx) {
+		if t, g, err = b.group(topicName, groupName); err == nil {
+			return t, g, nil
+		}
+	}
 	if r := reasonOf(err); r != "UNKNOWN_GROUP" && r != "IN_PROGRESS" {
 		return nil, nil, err
 	}
 	if _, err := b.topic(topicName); err != nil {
 		return nil, nil, err
 	}
-	if _, _, _, err := b.createGroup(ctx, topicName, groupName, nil, nil); err != nil {
+	if b.far != nil && !b.far.here(partition.Metadata) {
+		if err := b.createGroupThere(ctx, topicName, groupName); err != nil {
+			return nil, nil, err
+		}
+	} else if _, _, _, err := b.createGroup(ctx, topicName, groupName, nil, nil); err != nil {
 		if reasonOf(err) != "GROUP_EXISTS" { // someone was faster, with a policy of their own
 			return nil, nil, err
 		}
@@ -62,9 +71,17 @@ func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, []*
 // statesOfRest asks every partition for a group's state, as far as they go on.
 // One that stopped has a stall that says so and no counts, and is left out.
 func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]groupState, *leftOut, error) {
+	return b.statesWhere(ctx, t, g, func(coordinator.Partition) bool { return true })
+}
+
+// statesWhere is statesOfRest for some partitions; the states of others are empty.
+func (b *Broker) statesWhere(ctx context.Context, t *coordinator.Topic, g *coordinator.Group, where func(coordinator.Partition) bool) ([]groupState, *leftOut, error) {
 	out := make([]groupState, len(t.Partitions))
 	r := &leftOut{b: b}
 	err := r.each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) (err error) {
+		if !where(t.Partitions[i]) {
+			return nil
+		}
 		out[i], err = b.parts.Stats(ctx, id, consumer.GroupID(g.ID))
 		return err
 	})

@@ -27,8 +27,17 @@ func init() { //nolint:gochecknoinits // before the command line is read, and Te
 	}
 }
 
-// start runs a broker on a folder until the test ends.
+// start runs a broker on a folder until the test ends. For tests that run behind
+// an edge it is the edge of a cluster.
 func start(t testing.TB, dir string, change ...func(*Config)) *Broker {
+	t.Helper()
+	if leads, is := throughEdge(t); is {
+		return startCluster(t, leads, change...).edge
+	}
+	return startAlone(t, dir, change...)
+}
+
+func startAlone(t testing.TB, dir string, change ...func(*Config)) *Broker {
 	t.Helper()
 	cfg := Config{DataDir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Version: "test", StopTime: 2 * time.Second}
 	for _, f := range change {

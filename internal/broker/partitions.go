@@ -15,12 +15,19 @@ import (
 // led. A node alone has one implementation, own; every method may be called from
 // any goroutine.
 //
-//	*_api.go, streams ──► partitions ──► own: this node's host and groups
+//	*_api.go, streams ──► partitions ──┬─► own: this node's host and groups
+//	                                   └─► dispatch ──by leader──┬─► own
+//	                                                             └─► remote, pipes: node.v1
 type partitions interface {
 	outlet
 	// From is an outlet for one of many sources, which take turns; without it, all
 	// are one.
 	From(s partition.Source) outlet
+	asked
+}
+
+// asked is all of it but publishing.
+type asked interface {
 	partitionReader
 	groupKeeper
 	deadKeeper

@@ -39,7 +39,7 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 	if len(req.GetRecordBatch()) > 0 {
 		return a.b.publishRaw(ctx, t, req, start)
 	}
-	if r := a.b.disk.refuse(); r != nil {
+	if r := a.b.full(); r != nil {
 		return nil, r
 	}
 	o, send, err := fromMessages(t, req)

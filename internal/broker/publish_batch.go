@@ -59,7 +59,7 @@ type outcome struct {
 // from any goroutine, unless an error is returned; it must not block. Batches of
 // one key that are submitted one after the other are stored in that order.
 func (b *Broker) submit(out outlet, pub *router.Publisher, t *topic, c carrier, then func(*outcome)) error {
-	if r := b.disk.refuse(); r != nil {
+	if r := b.full(); r != nil {
 		return r
 	}
 	if raw := c.GetRecordBatch(); len(raw) > 0 {
@@ -83,6 +83,15 @@ func (b *Broker) submit(out outlet, pub *router.Publisher, t *topic, c carrier, 
 		o.results = results
 		then(o)
 	})
+}
+
+// full refuses publishes for want of room on the disk. Among others each node
+// judges for what it stores itself.
+func (b *Broker) full() *refusal {
+	if b.far != nil {
+		return nil
+	}
+	return b.disk.refuse()
 }
 
 // fromMessages turns readable messages that checkCarrier took into a request of the

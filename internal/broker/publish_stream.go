@@ -217,6 +217,9 @@ func (s *publishStream) topicOf(name string) (*topic, error) {
 		return s.topic, nil
 	}
 	t, err := s.b.topic(name)
+	if err != nil && missing(err) && s.b.caughtUp(s.ctx) {
+		t, err = s.b.topic(name)
+	}
 	if err != nil {
 		return nil, err
 	}

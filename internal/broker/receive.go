@@ -34,7 +34,7 @@ func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID,
 		}
 		req.Wait = max(0, time.Until(end))
 		if req.Wait == 0 {
-			return b.groups.Receive(ctx, req)
+			return b.take(ctx, req)
 		}
 		wait, cancel := context.WithCancel(ctx)
 		done := make(chan struct{})
@@ -42,7 +42,7 @@ func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID,
 			defer close(done)
 			b.attend(wait, cancel, g, req, changed)
 		}()
-		deliveries, idle, err := b.groups.Receive(wait, req)
+		deliveries, idle, err := b.take(wait, req)
 		interrupted := wait.Err() != nil
 		cancel()
 		<-done
@@ -84,7 +84,7 @@ func (b *Broker) attend(ctx context.Context, interrupt context.CancelFunc, g *co
 			interrupt()
 			return
 		case <-beat.C:
-			if _, err := b.coord.Heartbeat(ctx, g.ID, req.Member, req.Session); err != nil {
+			if _, err := b.members.Heartbeat(ctx, g.ID, req.Member, req.Session); err != nil {
 				interrupt()
 				return
 			}

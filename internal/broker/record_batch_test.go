@@ -69,7 +69,11 @@ func logOf(t testing.TB, b *Broker, topic string, n int) (out [][]byte) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = b.host.Scan(ctx(t), found.Partitions[n].ID, 0, func(e partition.LogEntry) bool {
+	host := b.host
+	if c, ok := clusters.Load(b); ok {
+		host = c.(*cluster).at(c.(*cluster).leader(found.Partitions[n].ID)).host
+	}
+	err = host.Scan(ctx(t), found.Partitions[n].ID, 0, func(e partition.LogEntry) bool {
 		if e.Kind == partition.Batches {
 			out = append(out, bytes.Clone(e.Data))
 		}

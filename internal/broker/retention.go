@@ -101,6 +101,9 @@ func (r *retention) pass(ctx context.Context, now partition.Millis) {
 		}
 		for i, p := range t.Partitions {
 			live[p.ID] = true
+			if b := r.b; b.far != nil && !b.far.here(p.ID) {
+				continue // its leader does it
+			}
 			todo, ok := r.todo(t, p.ID, now)
 			if !ok {
 				r.release(t, p.ID)

@@ -33,11 +33,14 @@ func services() []string {
 func (b *Broker) routes() http.Handler {
 	mux := http.NewServeMux()
 	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready, explain: b.explain, flight: b.flight, memory: b.memory}
+	if b.cfg.Peers != nil {
+		e.newer = b.caughtUp
+	}
 	admin := handlerOptions(e, compressLarge)
 	serve := func(prefix string, h http.Handler) {
 		// Method by method, so that other answers for one that does not exist.
 		for m := range methodsOf(strings.Trim(prefix, "/")) {
-			mux.Handle(prefix+string(m.Name()), b.protocol(h))
+			mux.Handle(prefix+string(m.Name()), b.protocol(b.control(h)))
 		}
 	}
 	// Answers of the data plane are not compressed on the way, unless the caller
@@ -119,8 +122,9 @@ func (b *Broker) newServer() *http.Server {
 	if name := hostName(b.cfg.Listen); name != "" {
 		hosts[name] = true
 	}
+	b.api = b.routes()
 	g := &guard{
-		log: b.log, next: b.routes(), hosts: hosts, origins: http.NewCrossOriginProtection(),
+		log: b.log, next: b.api, hosts: hosts, origins: http.NewCrossOriginProtection(),
 		bodyTime: b.cfg.TransferTime, flight: b.flight, rejected: b.metrics.rejected,
 	}
 	return &http.Server{

@@ -95,6 +95,7 @@ func (b *Broker) watchSessions(m *coordinator.Map) {
 			t, ok := now.TopicByID(e.Topic)
 			g, there := now.GroupByID(e.Group)
 			if ok && there && t.Phase == coordinator.Ready && g.Phase == coordinator.Ready {
+				b.noteHolds(t, e)
 				b.sessionEnded(b.serving, t, consumer.GroupID(e.Group), e.Member, e.Number)
 			} else {
 				b.sessions.take(e.Number) // what it held goes with its group
@@ -105,6 +106,23 @@ func (b *Broker) watchSessions(m *coordinator.Map) {
 		case <-changed:
 		case <-b.serving.Done():
 			return
+		}
+	}
+}
+
+// noteHolds notes the partitions led here where a member whose session ended holds
+// something: its calls may have come in at a node that is no more.
+func (b *Broker) noteHolds(t *coordinator.Topic, e coordinator.Session) {
+	if b.far == nil {
+		return // what came in here was noted
+	}
+	for i, p := range t.Partitions {
+		if !b.far.here(p.ID) {
+			continue
+		}
+		s, err := b.groups.Stats(b.serving, p.ID, consumer.GroupID(e.Group))
+		if err == nil && slices.ContainsFunc(s.Members, func(m consumer.MemberHold) bool { return m.Member == e.Member && m.InFlight > 0 }) {
+			b.sessions.note(e.Number, uint32(i))
 		}
 	}
 }
@@ -178,12 +196,12 @@ func (b *Broker) findGroupHolders(ctx context.Context, t *coordinator.Topic, g *
 		}
 		// Which session it was nobody knows any more. A new one is later than
 		// all of them, and is not used for anything else.
-		j, err := b.coord.Join(ctx, t.Name, g.Name, name)
+		j, err := b.members.Join(ctx, t.Name, g.Name, name)
 		if err != nil {
 			return err
 		}
 		b.endSession(ctx, t, consumer.GroupID(g.ID), name, j.Member.Session, held)
-		if err := b.coord.Leave(ctx, g.ID, name, j.Member.Session); err != nil {
+		if err := b.members.Leave(ctx, g.ID, name, j.Member.Session); err != nil {
 			return err
 		}
 	}

@@ -145,6 +145,9 @@ func (b *Broker) readyTopic(t *coordinator.Topic) (*coordinator.Topic, error) {
 	ctx, cancel := b.finishing()
 	defer cancel()
 	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+		if b.far != nil {
+			return b.far.peers.Created(ctx, id)
+		}
 		return b.host.Create(ctx, id)
 	})
 	if err != nil {
@@ -175,6 +178,9 @@ func (b *Broker) removeTopic(t *coordinator.Topic) error {
 	ctx, cancel := b.finishing()
 	defer cancel()
 	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
+		if b.far != nil {
+			return b.far.peers.Dropped(ctx, id)
+		}
 		return b.host.Drop(ctx, id)
 	})
 	if err != nil {
@@ -261,8 +267,8 @@ func (b *Broker) forgetGroups(ctx context.Context, m *coordinator.Map, t *coordi
 func (b *Broker) reconcile(ctx context.Context) error {
 	m := b.coord.View()
 	for _, id := range b.host.Partitions() {
-		if _, ok := m.Place(id); id == partition.Metadata || ok {
-			continue
+		if _, ok := m.Place(id); id == partition.Metadata || ok || b.far != nil {
+			continue // among others nothing goes because a map does not have it
 		}
 		b.log.Info("dropping a partition that belongs to no topic", "partition", id)
 		if err := b.host.Drop(ctx, id); err != nil {
@@ -314,7 +320,7 @@ func (b *Broker) reconcile(ctx context.Context) error {
 	}
 	for t := range b.coord.View().Topics() {
 		for i, p := range t.Partitions {
-			if t.Phase == coordinator.Ready && !held[p.ID] {
+			if b.far == nil && t.Phase == coordinator.Ready && !held[p.ID] {
 				// A topic in use has all its partitions on disk; an empty one in
 				// its place would take lost messages for none.
 				return fmt.Errorf("topic %s: partition %d (%v) is in the metadata and not in the store: restore the data folder from a copy", t.Name, i, p.ID)

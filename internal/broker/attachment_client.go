@@ -1,0 +1,269 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+
+	"connectrpc.com/connect"
+
+	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/partition"
+	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
+)
+
+// An attachment is one node's part of a gather. Two goroutines are its own: run,
+// which receives, and one that sends; both end with its stream.
+type attachment struct {
+	g    *gather
+	node partition.NodeID
+	wake chan struct{} // one place: there is something to send
+
+	mu      sync.Mutex // after gather.mu
+	shares  []consumer.Share
+	changed bool // the node does not know the shares
+	loan    int  // credit that the node has
+	grants  int  // of that, not sent
+	callIn  bool // a recall is to be sent
+	called  bool // a recall has no answer
+	hunger  bool
+	over    bool
+	number  uint64
+	out     []*nodev1.SettleBatch
+	waits   map[uint64]waitsSettled
+}
+
+// waitsSettled is a batch of settlements without an answer.
+type waitsSettled struct {
+	n    int
+	part partition.PartitionID
+	done func([]consumer.SettleResult)
+}
+
+func newAttachment(g *gather, n partition.NodeID) *attachment {
+	return &attachment{g: g, node: n, wake: make(chan struct{}, 1), waits: map[uint64]waitsSettled{}}
+}
+
+func (a *attachment) setShares(shares []consumer.Share) {
+	a.mu.Lock()
+	if !slices.Equal(a.shares, shares) {
+		a.shares, a.changed = shares, true
+	}
+	if len(shares) == 0 && a.loan > 0 && !a.called {
+		a.callIn, a.called = true, true
+	}
+	a.mu.Unlock()
+	nudge(a.wake)
+}
+
+func (a *attachment) asking() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !a.over && len(a.shares) > 0
+}
+
+// asks tells whether a partition is asked here.
+func (a *attachment) asks(p partition.PartitionID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.ContainsFunc(a.shares, func(s consumer.Share) bool { return s.Partition == p })
+}
+
+func (a *attachment) hungers() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.hunger
+}
+
+func (a *attachment) loaned() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.loan
+}
+
+func (a *attachment) grant(n int) {
+	a.mu.Lock()
+	a.loan += n
+	a.grants += n
+	a.hunger = false
+	a.mu.Unlock()
+	nudge(a.wake)
+}
+
+// recallIdle calls credit back that is on loan and not needed.
+func (a *attachment) recallIdle() {
+	a.mu.Lock()
+	call := a.loan > 0 && !a.hunger && !a.called && !a.over
+	if call {
+		a.callIn, a.called = true, true
+	}
+	a.mu.Unlock()
+	if call {
+		nudge(a.wake)
+	}
+}
+
+// settle sends settlements; false: the attachment is over.
+func (a *attachment) settle(p partition.PartitionID, list []consumer.Settlement, done func([]consumer.SettleResult)) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.over {
+		return false
+	}
+	a.number++
+	a.waits[a.number] = waitsSettled{len(list), p, done}
+	a.out = append(a.out, &nodev1.SettleBatch{Number: a.number, Partition: uint64(p), Settlements: settlementsTo(list)})
+	nudge(a.wake)
+	return true
+}
+
+// run serves the attachment to its end.
+func (a *attachment) run() {
+	ctx, stop := context.WithCancel(a.g.ctx)
+	defer stop()
+	err := a.serve(ctx, stop)
+	a.mu.Lock()
+	a.over = true
+	loan, waits, shares := a.loan, a.waits, a.shares
+	a.loan, a.waits, a.out = 0, nil, nil
+	a.mu.Unlock()
+	for _, s := range shares {
+		a.g.d.learn(s.Partition, err)
+	}
+	a.g.gone(a, shares, loan)
+	for _, w := range waits {
+		w.done(settledAs(w.n, &partition.ErrOutcomeUnknown{Partition: w.part, Why: "the connection to node " + a.node.String() + " broke before its answer came"}))
+	}
+}
+
+func (a *attachment) serve(ctx context.Context, stop context.CancelFunc) error {
+	r, err := a.g.d.remote(a.node)
+	if err != nil {
+		return err
+	}
+	stream, err := r.parts.Attach(ctx)
+	if err != nil {
+		return err
+	}
+	sent := make(chan struct{})
+	go func() { // ends with ctx
+		defer close(sent)
+		defer stop()
+		a.send(ctx, stream)
+	}()
+	err = a.receive(stream)
+	stop()
+	<-sent
+	_ = stream.CloseResponse()
+	return r.failed(0, err)
+}
+
+func (a *attachment) send(ctx context.Context, stream *connect.BidiStreamForClientSimple[nodev1.AttachRequest, nodev1.AttachResponse]) {
+	open := &nodev1.AttachOpen{Group: uint64(a.g.req.Group), Member: a.g.req.Member, Session: a.g.req.Session}
+	for {
+		frame := a.frame()
+		if frame != nil {
+			frame.Open, open = open, nil
+			if stream.Send(frame) != nil {
+				return
+			}
+			continue
+		}
+		select {
+		case <-a.wake:
+		case <-ctx.Done():
+			_ = stream.CloseRequest()
+			return
+		}
+	}
+}
+
+// frame is what there is to say; nil: nothing.
+func (a *attachment) frame() *nodev1.AttachRequest {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.changed && a.grants == 0 && !a.callIn && len(a.out) == 0 {
+		return nil
+	}
+	f := &nodev1.AttachRequest{SetShares: a.changed, Grant: uint32(a.grants), Recall: a.callIn}
+	if a.changed {
+		f.Shares = sharesTo(a.shares, a.g.Seen)
+	}
+	n := min(len(a.out), frameMessages)
+	f.Settle, a.out = a.out[:n:n], a.out[n:]
+	a.changed, a.grants, a.callIn = false, 0, false
+	return f
+}
+
+func (a *attachment) receive(stream *connect.BidiStreamForClientSimple[nodev1.AttachRequest, nodev1.AttachResponse]) error {
+	for {
+		f, err := stream.Receive()
+		if err != nil {
+			return err
+		}
+		if err := a.take(f); err != nil {
+			return err
+		}
+	}
+}
+
+// take takes what the node tells.
+func (a *attachment) take(f *nodev1.AttachResponse) error {
+	hs, err := handedFrom(f.GetHanded())
+	if err != nil {
+		return err
+	}
+	used := 0
+	for i := range hs {
+		if !hs[i].Again {
+			used += len(hs[i].Deliveries)
+		}
+	}
+	var done []func()
+	a.mu.Lock()
+	back := min(int(f.GetReturned()), a.loan)
+	a.loan = max(0, a.loan-used-back)
+	if f.GetRecalled() {
+		a.called = false
+	}
+	if f.GetHungry() {
+		a.hunger = true
+	}
+	for _, e := range f.GetEnded() {
+		a.shares = slices.DeleteFunc(slices.Clone(a.shares), func(s consumer.Share) bool { return uint64(s.Partition) == e.GetPartition() })
+	}
+	for _, s := range f.GetSettled() {
+		w, ok := a.waits[s.GetNumber()]
+		if delete(a.waits, s.GetNumber()); !ok {
+			continue
+		}
+		results := settledFrom(s.GetResults(), w.n)
+		if results == nil {
+			results = settledAs(w.n, &partition.ErrOutcomeUnknown{Partition: w.part, Why: "no results came back"})
+		}
+		done = append(done, func() { w.done(results) })
+	}
+	a.mu.Unlock()
+	if len(hs) > 0 {
+		a.g.came(a, hs)
+	}
+	for _, d := range done {
+		d()
+	}
+	for _, e := range f.GetEnded() {
+		why := errorOf(e.GetFailure())
+		if e.GetPartition() == 0 || errors.As(why, new(*consumer.ErrSessionEnded)) || errors.As(why, new(*consumer.ErrUnknownGroup)) {
+			a.g.fail(why)
+			continue
+		}
+		a.g.lost(partition.PartitionID(e.GetPartition()), why)
+	}
+	if back > 0 || f.GetRecalled() {
+		a.g.back(back)
+	}
+	if f.GetHungry() {
+		a.g.hungry()
+	}
+	return nil
+}

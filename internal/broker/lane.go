@@ -1,0 +1,354 @@
+package broker
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/record"
+	"github.com/strandmq/strandmq/partition"
+	"github.com/strandmq/strandmq/router"
+)
+
+// The bounds of what waits for other nodes.
+const (
+	laneBytes  = 8 << 20  // of one partition; one batch always fits
+	lanesBytes = 64 << 20 // of all
+	laneFull   = 10 * time.Millisecond
+)
+
+// A lane is the batches of one partition on their way to wherever it is led, in
+// order. When one is refused nothing behind it is taken, neither there (the leader
+// refuses what follows until the lane opens it again) nor from here: what was
+// refused goes again, in order, once everything that was sent has its answer.
+//
+//	submit ──► queue: [sent, sent │ refused │ waiting] ──► pipe of the leader's node
+//	             ▲                     │ all answered: look for the leader, send again
+//	             └─────────────────────┘
+//
+// A batch of which nobody knows whether it was stored goes again if it is harmless
+// twice. If not, that is its answer, and what stands behind it is refused, so that
+// its publisher can send it again before them.
+type lane struct {
+	d  *dispatch
+	id partition.PartitionID
+
+	// Guarded by d.mu.
+	queue   []*parcel
+	sent    int    // without an answer
+	bytes   int    // of the queue
+	next    uint64 // numbers the parcels
+	stops   error  // what was refused, or broke: nothing is sent until sent is 0
+	final   bool   // that does not pass by asking elsewhere
+	unknown uint64 // the first parcel that ended unknown; 0: none
+	closed  bool   // there was a refusal: the next batch opens the lane at the leader
+	wait    time.Duration
+	timer   *time.Timer // a look for the leader is to come
+}
+
+// A parcel is one batch on its way.
+type parcel struct {
+	number uint64
+	batch  record.Batch
+	done   func([]partition.Stored, error)
+	until  time.Time // it is not sent again later
+	sent   bool
+	maybe  bool  // it was sent once, and may be stored
+	err    error // why it was refused
+	told   []partition.Stored
+}
+
+// harmless tells whether storing a batch again changes nothing.
+func harmless(b record.Batch) bool {
+	if id, _ := b.Producer(); len(id) > 0 {
+		return true
+	}
+	if !b.HasIDs() {
+		return false
+	}
+	all := true
+	b.Each(func(_ int, r record.Raw) bool {
+		all = r.HasID()
+		return all
+	})
+	return all
+}
+
+// PublishAsync implements router.Log.
+func (d *dispatch) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
+	return d.publishRaw(d.own, id, batch, done)
+}
+
+func (d *dispatch) publishRaw(here outlet, id uint64, batch []byte, done func([]router.Stored, error)) error {
+	parsed, rest, err := record.Parse(batch)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return errNotWhole
+	}
+	return d.publish(here, id, parsed, func(stored []partition.Stored, err error) {
+		if err != nil {
+			done(nil, err)
+			return
+		}
+		done(routerStored(stored), nil)
+	})
+}
+
+// PublishBatch implements outlet.
+func (d *dispatch) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
+	return d.publish(d.own, id, b, done)
+}
+
+// From implements partitions. Sources take turns where they come in; on their way
+// to another node they are that node's one source.
+func (d *dispatch) From(s partition.Source) outlet { return farSource{d, d.own.From(s)} }
+
+// farSource is one source's way to partitions anywhere.
+type farSource struct {
+	d   *dispatch
+	own outlet
+}
+
+// PublishAsync implements router.Log.
+func (f farSource) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
+	return f.d.publishRaw(f.own, id, batch, done)
+}
+
+// PublishBatch implements outlet.
+func (f farSource) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
+	return f.d.publish(f.own, id, b, done)
+}
+
+// publish stores a batch here by its source, or puts it into its lane.
+func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]partition.Stored, error)) error {
+	pid := partition.PartitionID(id)
+	d.mu.Lock()
+	l := d.lanes[pid]
+	d.mu.Unlock()
+	if l == nil && d.here(pid) {
+		if r := d.b.disk.refuse(); r != nil {
+			return r
+		}
+		err := d.misled(pid, here.PublishBatch(id, b, done))
+		if !notTaken(err) {
+			return err
+		}
+	}
+	size := len(b.Bytes())
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.shut {
+		return &partition.ErrStopped{}
+	}
+	if l = d.lanes[pid]; l == nil {
+		l = &lane{d: d, id: pid}
+		d.lanes[pid] = l
+	}
+	if len(l.queue) > 0 && l.bytes+size > laneBytes || d.queued > 0 && d.queued+size > lanesBytes {
+		return &partition.ErrFull{Partition: pid, RetryAfter: laneFull}
+	}
+	l.next++
+	l.bytes += size
+	d.queued += size
+	l.queue = append(l.queue, &parcel{number: l.next, batch: b, done: done, until: time.Now().Add(leaderPatience)})
+	if l.stops == nil {
+		l.send()
+	}
+	return nil
+}
+
+// send gives what was not sent to the pipe of the leader's node. d.mu is held.
+func (l *lane) send() {
+	n := l.d.leader1(l.id)
+	var p *pipe
+	if n != 0 && n != l.d.b.cfg.Node {
+		p = l.d.pipe(n)
+	}
+	for _, x := range l.queue {
+		if x.sent {
+			continue
+		}
+		x.sent, x.err = true, nil
+		opens := l.closed
+		l.closed = false
+		l.sent++
+		switch {
+		case n == 0:
+			go l.answer(x, nil, notLed(l.id)) // not here, where the lock is held
+		case p != nil:
+			p.put(packet{lane: l, parcel: x, opens: opens})
+		default:
+			go l.toOwn(x) // the only one: the others wait for its answer
+			l.stops = errOneByOne
+			return
+		}
+	}
+}
+
+// errOneByOne holds a lane while a batch of it goes to this node.
+var errOneByOne = errors.New("the partition moved here: its batches go one by one until none waits")
+
+// toOwn stores a parcel where the partition came back to this node.
+func (l *lane) toOwn(x *parcel) {
+	err := l.d.own.PublishBatch(uint64(l.id), x.batch, func(stored []partition.Stored, err error) { l.answer(x, stored, err) })
+	if err != nil {
+		l.answer(x, nil, err)
+	}
+}
+
+// answer takes what became of a parcel. It may be called from any goroutine but
+// with d.mu held.
+func (l *lane) answer(x *parcel, stored []partition.Stored, err error) {
+	d := l.d
+	err = d.misled(l.id, err)
+	d.mu.Lock()
+	l.sent--
+	unknown := errors.As(err, new(*partition.ErrOutcomeUnknown))
+	switch {
+	case err == nil, !unknown && !passes(err):
+		x.told, x.err = stored, err
+		l.drop(x)
+	case unknown && !harmless(x.batch):
+		x.err = err
+		l.drop(x)
+		if l.unknown == 0 || x.number < l.unknown {
+			l.unknown = x.number
+		}
+		l.stop(err, false)
+	default:
+		x.sent, x.err, x.maybe = false, err, x.maybe || unknown
+		l.stop(err, !unknown && !notTaken(err))
+	}
+	over := []*parcel{}
+	if !slices.Contains(l.queue, x) {
+		over = append(over, x)
+	}
+	if l.sent == 0 && l.stops != nil {
+		over = append(over, l.drained()...)
+	}
+	if len(l.queue) == 0 {
+		l.stops, l.wait = nil, 0
+		if !l.closed {
+			delete(d.lanes, l.id)
+		}
+	}
+	d.mu.Unlock()
+	for _, x := range over {
+		if x.err != nil {
+			x.done(nil, x.err)
+		} else {
+			x.done(x.told, nil)
+		}
+	}
+}
+
+// passes tells whether an error is one behind which nothing may be stored.
+func passes(err error) bool {
+	if errors.As(err, new(*errUnreached)) {
+		return true
+	}
+	switch rowOf(reasonOf(err)).code {
+	case "unavailable", "resource_exhausted", "canceled", "deadline_exceeded":
+		return true
+	}
+	return false
+}
+
+func (l *lane) stop(err error, final bool) {
+	if l.stops == nil || errors.Is(l.stops, errOneByOne) {
+		l.stops = err
+	}
+	l.final = l.final || final
+	l.closed = true
+}
+
+func (l *lane) drop(x *parcel) {
+	n := len(x.batch.Bytes())
+	l.bytes -= n
+	l.d.queued -= n
+	l.queue = slices.DeleteFunc(l.queue, func(y *parcel) bool { return y == x })
+}
+
+// drained goes on after everything that was sent has its answer. It returns the
+// parcels that are over. d.mu is held.
+func (l *lane) drained() (over []*parcel) {
+	why := l.stops
+	end := func(x *parcel) {
+		switch {
+		case x.maybe:
+			x.err = &partition.ErrOutcomeUnknown{Partition: l.id, Why: "the connection to its leader broke, and no leader was found in time"}
+		case x.err == nil || errors.As(x.err, new(*errUnreached)) || errors.As(x.err, new(*partition.ErrOutcomeUnknown)):
+			x.err = refused(l.id, why)
+			if errors.As(x.err, new(*partition.ErrOutcomeUnknown)) {
+				x.err = notLed(l.id) // it is known of this one: it was not sent
+			}
+		}
+		l.drop(x)
+		over = append(over, x)
+	}
+	now := time.Now()
+	late := l.final || l.d.shut || len(l.queue) > 0 && now.After(l.queue[0].until)
+	for _, x := range slices.Clone(l.queue) {
+		if late || l.unknown != 0 && x.number > l.unknown {
+			end(x)
+		}
+	}
+	l.final, l.unknown = false, 0
+	if len(l.queue) == 0 {
+		return over
+	}
+	if errors.Is(why, errOneByOne) {
+		l.stops = nil
+		l.send()
+		return over
+	}
+	l.d.learn1(l.id, why)
+	l.wait = min(max(2*l.wait, firstLook), lastLook)
+	l.timer = time.AfterFunc(l.wait, l.again)
+	return over
+}
+
+// again sends what was refused once more.
+func (l *lane) again() {
+	l.d.mu.Lock()
+	l.timer = nil
+	var over []*parcel
+	switch {
+	case l.d.shut:
+		l.stops = &partition.ErrStopped{}
+		over = l.drained()
+	case l.sent == 0 && len(l.queue) > 0:
+		l.stops = nil
+		l.send()
+	}
+	l.d.mu.Unlock()
+	for _, x := range over {
+		x.done(nil, x.err)
+	}
+}
+
+// close ends all lanes: what waits is refused, what was sent is not known.
+func (d *dispatch) close() {
+	d.mu.Lock()
+	d.shut = true
+	pipes := make([]*pipe, 0, len(d.pipes))
+	for _, p := range d.pipes {
+		pipes = append(pipes, p)
+	}
+	var over []*parcel
+	for _, l := range d.lanes {
+		if l.timer != nil && l.timer.Stop() {
+			l.stops = &partition.ErrStopped{}
+			over = append(over, l.drained()...)
+		}
+	}
+	d.mu.Unlock()
+	for _, x := range over {
+		x.done(nil, x.err)
+	}
+	for _, p := range pipes {
+		p.end()
+	}
+}
