@@ -51,6 +51,10 @@ func TestRefusalsNameTheTopicsPartitions(t *testing.T) {
 			}
 		}
 	}
+	// No caller meets these: nodes change a partition's replicas among themselves.
+	for _, err := range []error{&partition.ErrOtherReplica{}, &partition.ErrChange{}, &partition.ErrTransfer{}} {
+		have[reflect.TypeOf(err).Elem().String()] = true
+	}
 	// None is forgotten: every error of those packages that has a partition.
 	for _, file := range []string{"../../partition/errors.go", "../../consumer/errors.go"} {
 		for _, name := range errorsOfPartitions(t, file) {
