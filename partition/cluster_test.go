@@ -3,6 +3,7 @@ package partition
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -21,6 +22,8 @@ type cluster struct {
 	nodes []*member
 	cfg   Config
 	with  func(*member, *Config)
+
+	onSnapshot func(to NodeID, r io.Reader) io.Reader // what becomes of a stream
 
 	mu  sync.RWMutex
 	cut map[[2]NodeID]bool // from, to: nothing comes through
@@ -105,7 +108,7 @@ func (m *member) start() {
 	if cfg.Tick == 0 {
 		cfg.Tick = 10 * time.Millisecond
 	}
-	cfg.Send = m.send
+	cfg.Send, cfg.SendSnapshot = m.send, m.sendSnapshot
 	if m.c.with != nil {
 		m.c.with(m, &cfg)
 	}
@@ -241,8 +244,14 @@ func (c *cluster) leader(id PartitionID) (lead *member) {
 // stored once, since it has an id.
 func (c *cluster) publish(id PartitionID, body string) Offset {
 	c.t.Helper()
+	return c.publishAs(id, body, body)
+}
+
+// publishAs is publish under an id that is not the body.
+func (c *cluster) publishAs(id PartitionID, name, body string) Offset {
+	c.t.Helper()
 	for range 1000 {
-		s, err := c.leader(id).Publish(within(c.t), id, withIDs(body))
+		s, err := c.leader(id).Publish(within(c.t), id, withID(name, body))
 		var elsewhere *ErrNotLeader
 		var unknown *ErrOutcomeUnknown
 		var stopped *ErrStopped
@@ -255,7 +264,7 @@ func (c *cluster) publish(id PartitionID, body string) Offset {
 		}
 		time.Sleep(time.Millisecond) // for the others to find out
 	}
-	c.t.Fatalf("%s was not stored", body)
+	c.t.Fatalf("%s was not stored", name)
 	return 0
 }
 
@@ -338,4 +347,9 @@ func withIDs(bodies ...string) []byte {
 		recs[i] = record.Record{ID: b, Body: []byte(b)}
 	}
 	return record.Append(nil, record.Meta{}, recs)
+}
+
+// withID encodes one message.
+func withID(id, body string) []byte {
+	return record.Append(nil, record.Meta{}, []record.Record{{ID: id, Body: []byte(body)}})
 }

@@ -1,8 +1,10 @@
 package partition
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"time"
 
@@ -32,6 +34,12 @@ type Config struct {
 	// host's again when it returns; a frame is never changed. Nil: there are no
 	// other nodes.
 	Send func(to NodeID, frames []Frame)
+	// SendSnapshot sends a partition's snapshot to another node: what r gives goes to
+	// ReceiveSnapshot there, and what that says comes back (see
+	// AppendSnapshotAnswer). It is called from goroutines of the host, two at a
+	// time, and should end when ctx does. Nil: replicas that are too far behind stay
+	// so.
+	SendSnapshot func(ctx context.Context, to NodeID, id PartitionID, r io.Reader) error
 	// OnRole hears who leads a partition, as this node sees it, when that changes:
 	// a node or 0, whether it is this one, with all applied that was committed
 	// before, and the term. It is called from one goroutine, in order for each
@@ -70,6 +78,9 @@ type Config struct {
 	// NodeCheckpointBytes is the same for all partitions together. Default
 	// 1 GiB.
 	NodeCheckpointBytes int64
+	// FollowerBytes is how much of a log, behind what retention keeps, a leader keeps
+	// for followers that lag. Default 64 MiB. One that lags more gets a snapshot.
+	FollowerBytes int64
 	// RowBytes bounds an App's rows that wait in memory for a checkpoint.
 	// Default 32 MiB per partition.
 	RowBytes int64
@@ -84,6 +95,10 @@ type Config struct {
 	bucketOffsets Offset
 	// Seed makes proposal ids differ between runs. Default: random.
 	Seed uint64
+
+	// How long an export may take, how long nobody may read of it, and how soon
+	// after one that failed the next one begins.
+	snapshotLimit, snapshotIdle, snapshotPause time.Duration
 
 	// unpaced takes writes as fast as the log does: to measure what pacing does.
 	unpaced bool
@@ -114,6 +129,10 @@ func (c Config) withDefaults() Config {
 	def(&c.CheckpointBytes, 64<<20)
 	def(&c.NodeCheckpointBytes, 1<<30)
 	def(&c.RowBytes, 32<<20)
+	def(&c.FollowerBytes, 64<<20)
+	if c.snapshotLimit == 0 {
+		c.snapshotLimit, c.snapshotIdle, c.snapshotPause = 30*time.Minute, 30*time.Second, time.Second
+	}
 	def(&c.IDFilterBytes, 32<<20)
 	if c.bucketOffsets == 0 {
 		c.bucketOffsets = bucketOffsets
@@ -152,7 +171,7 @@ func (c Config) Validate() error {
 		v    int64
 	}{
 		{"TailCacheBytes", c.TailCacheBytes}, {"QueueBytes", c.QueueBytes}, {"PartitionQueueBytes", c.PartitionQueueBytes},
-		{"ReceiveBytes", c.ReceiveBytes},
+		{"ReceiveBytes", c.ReceiveBytes}, {"FollowerBytes", c.FollowerBytes},
 		{"CheckpointBytes", c.CheckpointBytes}, {"NodeCheckpointBytes", c.NodeCheckpointBytes}, {"RowBytes", c.RowBytes},
 		{"IDFilterBytes", c.IDFilterBytes},
 	} {

@@ -37,6 +37,11 @@ type core struct {
 	stopping bool // Apps get no more turns
 	share    int  // of its queues that a replica may give in the pump under way: work
 
+	needed   []neededSnapshot         // snapshots that are to be sent
+	away     map[PartitionID]*replica // that are being switched to a snapshot
+	switches []*replica               // of those, the ones that nobody works at yet
+	unread   []PartitionID            // came with a snapshot: their message ids are not in the filter
+
 	peers       map[NodeID]*peer
 	ticks       uint64
 	steps       uint64     // of raft's clock, in all replicas: what idle ones cost
@@ -75,7 +80,7 @@ type write struct {
 
 func newCore(cfg Config) *core {
 	return &core{
-		cfg: cfg, store: cfg.Store, replicas: make(map[PartitionID]*replica), peers: make(map[NodeID]*peer),
+		cfg: cfg, store: cfg.Store, replicas: make(map[PartitionID]*replica), peers: make(map[NodeID]*peer), away: make(map[PartitionID]*replica),
 		tail: newTail(cfg.TailCacheBytes), seen: idFilter{bytes: cfg.IDFilterBytes}, ids: cfg.Seed,
 	}
 }
@@ -112,6 +117,9 @@ func (c *core) ready() bool { return len(c.dirty) > 0 || len(c.answers) > 0 }
 // replica returns one that works.
 func (c *core) replica(id PartitionID) (*replica, error) {
 	r := c.replicas[id]
+	if r == nil && c.away[id] != nil {
+		return nil, &ErrNotLeader{Partition: id, Leader: c.away[id].leader.Node()}
+	}
 	if r == nil {
 		return nil, &ErrUnknownPartition{Partition: id}
 	}
@@ -215,7 +223,12 @@ func (c *core) receive(f Frame) {
 	if err != nil || f.To != r.self {
 		return // to one that is not here, or not any more
 	}
+	if r.taking != nil {
+		return // raft is to have the snapshot alone
+	}
 	switch f.kind {
+	case frameSnapshot:
+		return // it comes with what it holds: see take
 	case frameSleep:
 		c.sleepy(r, f)
 		return
@@ -329,6 +342,9 @@ func (c *core) pump(now Millis) (*write, []answer, error) {
 	for i, r := range turns {
 		if !r.gone && r.fault == nil {
 			r.committed()
+			if r.takes(); r.taking != nil {
+				c.leave(r)
+			}
 		}
 		r.tellRole()
 		turns[i] = nil

@@ -23,6 +23,8 @@ type rig struct {
 	buf   strings.Builder
 	ticks uint64            // of run
 	saw   map[string]string // what news was told last of each node and partition
+	keep  int64
+	snaps []neededSnapshot // that were shown and not sent
 }
 
 type rigNode struct {
@@ -37,7 +39,7 @@ type rigNode struct {
 
 // TestCore runs the scripts in testdata/core. The commands:
 //
-//	nodes N                      N nodes with empty stores
+//	nodes N [keep=B]             N nodes with empty stores; with snapshots, if a leader keeps only B bytes of log for others
 //	create p=P [voters=(n1,n2)]  a partition on all nodes, with these as voters or all
 //	join n=N p=P as=R            a replica that has nothing
 //	drop n=N p=P                 the replica is deleted
@@ -56,6 +58,7 @@ type rigNode struct {
 //	pump n=N                     one turn of a node
 //	durable n=N                  the oldest write of a node is on disk
 //	settle                       pump, sync and deliver until nothing is left to do
+//	needed, lose, stage, failed, switch, again, exchange    snapshots: see runSnapshot
 //	cut n=N                      the messages on their way from N are lost
 //	crash n=N                    the node starts again from its disk, which has its writes, heard of or not
 //	tick n=N count=C             the raft clock
@@ -101,6 +104,9 @@ func (r *rig) open(n *rigNode) {
 		r.t.Fatal(err)
 	}
 	cc := Config{Node: n.id, Store: n.store, Seed: uint64(n.id), NewApp: newCounter(nil)}
+	if r.keep > 0 {
+		cc.FollowerBytes, cc.SendSnapshot = r.keep, noSnapshots
+	}
 	if n.with != nil {
 		n.with(&cc)
 	}
@@ -137,6 +143,7 @@ func (r *rig) run(d *datadriven.TestData) {
 	p := PartitionID(arg("p"))
 	switch d.Cmd {
 	case "nodes":
+		r.keep = int64(arg("keep"))
 		var count int
 		fmt.Sscan(d.CmdArgs[0].Key, &count)
 		r.begin(count)
@@ -302,6 +309,10 @@ func (r *rig) run(d *datadriven.TestData) {
 		rd := rep.log.read
 		next := rep.log.state.start
 		err := n.store.Scan(uint64(p), rep.rlog.first, uint64(rep.log.state.index)+1, func(e logstore.Entry, _ uint32) bool {
+			if e.Type != 0 {
+				fmt.Fprintf(&r.buf, "%d term %d: replicas change\n", e.Index, e.Term)
+				return true
+			}
 			if len(e.Data) == 0 {
 				fmt.Fprintf(&r.buf, "%d term %d: begins\n", e.Index, e.Term)
 			}
@@ -324,6 +335,8 @@ func (r *rig) run(d *datadriven.TestData) {
 			return true
 		})
 		r.complain(err)
+	case "needed", "lose", "stage", "failed", "switch", "again", "exchange":
+		r.runSnapshot(d.Cmd, n, p, r.nodes[NodeID(arg("to"))])
 	default:
 		d.Fatalf(r.t, "unknown command %s", d.Cmd)
 	}
@@ -412,6 +425,7 @@ func (r *rig) settle() {
 				busy = true
 				r.durable(n)
 			}
+			busy = r.settleSnapshots(n) || busy
 		}
 	}
 }

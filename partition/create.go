@@ -54,6 +54,9 @@ func (c *core) begin(id PartitionID, self ReplicaID, conf []byte, h logstore.Har
 	if self.Node() != c.cfg.Node {
 		return false, fmt.Errorf("partition %v: replica %v does not belong on node %v", id, self, c.cfg.Node)
 	}
+	if c.away[id] != nil {
+		return false, &ErrNotLeader{Partition: id} // in a moment it is there again
+	}
 	if r := c.replicas[id]; r != nil {
 		switch {
 		case r.self != self:

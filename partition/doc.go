@@ -59,6 +59,8 @@
 // Each has an id that is never used again: one that was removed has forgotten its
 // votes, and must not come back as the same.
 //
-// Snapshots are not there yet, so the log of a partition with several replicas is
-// kept whole, and a replica that joins with nothing waits.
+// A replica that lacks what the leader's log no longer has, or joins with nothing,
+// gets the partition as a whole (snapshot.go): from Config.SendSnapshot to
+// Host.ReceiveSnapshot, beside the frames. A leader keeps some of its log for others
+// that lag, bounded in bytes.
 package partition

@@ -208,7 +208,7 @@ func (c *core) tick() {
 	}
 	stuck := c.store.Stuck() > 0
 	for _, r := range c.order {
-		if r.asleep || r.single && r.isLead || r.fault != nil {
+		if r.asleep || r.single && r.isLead || r.fault != nil || r.taking != nil {
 			continue
 		}
 		c.steps++

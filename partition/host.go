@@ -56,6 +56,7 @@ type Host struct {
 	learning atomic.Bool
 	learnEnd chan struct{}
 	watchEnd chan struct{}
+	snaps    *snapshots
 }
 
 // Open starts a host over cfg.Store and restores every partition found in it.
@@ -112,7 +113,7 @@ func newHost(cfg Config) *Host {
 		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
 		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
 		learn: make(chan []PartitionID, 1), learned: make(chan struct{}), learnEnd: make(chan struct{}),
-		watchEnd: make(chan struct{}), byNode: make(map[NodeID][]Frame), near: make(map[NodeID]bool),
+		watchEnd: make(chan struct{}), snaps: newSnapshots(), byNode: make(map[NodeID][]Frame), near: make(map[NodeID]bool),
 	}
 }
 
@@ -187,6 +188,10 @@ func (h *Host) Drop(ctx context.Context, id PartitionID) error {
 		h.mu.Lock()
 		delete(h.shelves, id)
 		h.mu.Unlock()
+		if r := h.core.away[id]; r != nil {
+			r.taking.dropped = append(r.taking.dropped, reply)
+			return
+		}
 		w, err := h.core.drop(id)
 		if err != nil || w == nil {
 			reply(err)
@@ -433,7 +438,9 @@ func (h *Host) Close() error {
 	h.stopped = true
 	h.stopMu.Unlock()
 	h.inbox.nudge()
+	h.snaps.stop()
 	<-h.loopDone
+	h.snaps.end()
 	<-h.syncDone
 	<-h.backDone
 	<-h.learnEnd

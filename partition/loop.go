@@ -159,6 +159,7 @@ func (h *Host) loop() {
 			h.arriving.Add(-arrived)
 			arrived = 0
 		}
+		h.moveSnapshots()
 		c.reply()
 		h.flush()
 		for i, w := range c.writes {

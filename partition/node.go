@@ -82,6 +82,9 @@ func (n *Node) Step(now Millis) (*Write, error) {
 		n.core.taken[i] = nil
 	}
 	n.core.taken = n.core.taken[:0]
+	if err == nil {
+		err = n.switchSnapshots()
+	}
 	if err != nil || w == nil {
 		return nil, err
 	}

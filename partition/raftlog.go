@@ -9,6 +9,7 @@ import (
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -26,6 +27,9 @@ type raftLog struct {
 	recent   []*raftpb.Entry // the newest ones, without a gap, up to last
 	hard     logstore.HardState
 	conf     *raftpb.ConfState
+	done     uint64 // last entry applied
+	sends    bool   // there is a way for snapshots
+	sizes    logSizes
 }
 
 // openRaftLog reads where a log begins and ends.
@@ -61,10 +65,14 @@ func (l *raftLog) append(entries []*raftpb.Entry) {
 	l.recent = append(l.recent[:keep], entries...)
 	e := entries[len(entries)-1]
 	l.last, l.lastTerm = e.GetIndex(), e.GetTerm()
+	for _, e := range entries {
+		l.sizes.add(e.GetIndex(), len(e.GetData()))
+	}
 }
 
 // applied lets go of entries that were applied.
 func (l *raftLog) applied(index Index) {
+	l.done = uint64(index)
 	n := 0
 	for n < len(l.recent) && l.recent[n].GetIndex() <= uint64(index) {
 		n++
@@ -149,10 +157,19 @@ func (l *raftLog) LastIndex() (uint64, error) { return l.last, nil }
 // FirstIndex implements raft.Storage.
 func (l *raftLog) FirstIndex() (uint64, error) { return l.first, nil }
 
-// Snapshot implements raft.Storage. Only the log of a single voter is cut at its
-// front (see replica.reclaim), so no replica can need one.
+// Snapshot implements raft.Storage: it says what a snapshot would hold at least.
+// What is sent is exported when it is its turn, and says for itself how far it goes.
 func (l *raftLog) Snapshot() (*raftpb.Snapshot, error) {
-	return nil, raft.ErrSnapshotTemporarilyUnavailable
+	if !l.sends {
+		return nil, raft.ErrSnapshotTemporarilyUnavailable
+	}
+	index := l.done
+	term, err := l.Term(index)
+	if err != nil {
+		return nil, raft.ErrSnapshotTemporarilyUnavailable
+	}
+	conf := proto.CloneOf(l.conf)
+	return &raftpb.Snapshot{Metadata: &raftpb.SnapshotMetadata{Index: &index, Term: &term, ConfState: conf}}, nil
 }
 
 func toRaft(e logstore.Entry) *raftpb.Entry {

@@ -79,6 +79,9 @@ type replica struct {
 	cut           reclaimed // as the store has it, or the batch that is being built
 	since         int64     // bytes of log behind the checkpoint
 
+	sending map[ReplicaID]Index // snapshots on their way, or that someone waits for
+	taking  *takenSnapshot      // it came, and raft decides about it or has decided
+
 	fault *ErrDamaged
 	gone  bool
 }
@@ -390,6 +393,10 @@ func (r *replica) role(rd *raft.Ready) {
 
 // send gives a message to who takes it to its replica.
 func (r *replica) send(m *raftpb.Message) {
+	if m.GetType() == raftpb.MsgSnap {
+		r.needs(m)
+		return
+	}
 	if f, ok := frameOf(r.id, m); ok {
 		r.c.out = append(r.c.out, f)
 	}
@@ -398,6 +405,9 @@ func (r *replica) send(m *raftpb.Message) {
 // append puts entries and hard state into the batch. The responses go back to
 // raft when the batch is on disk.
 func (r *replica) append(m *raftpb.Message) error {
+	if m.GetSnapshot() != nil && !raft.IsEmptySnap(m.GetSnapshot()) {
+		return r.accept(m)
+	}
 	wb := r.c.batch()
 	if len(m.GetEntries()) > 0 {
 		entries := r.c.entries[:0]
@@ -425,9 +435,6 @@ func (r *replica) append(m *raftpb.Message) error {
 			r.c.mustSync, r.c.vote = true, true
 		}
 		r.rlog.hard = h
-	}
-	if m.GetSnapshot() != nil && !raft.IsEmptySnap(m.GetSnapshot()) {
-		return errors.New("a snapshot arrived, and this version sends none")
 	}
 	if len(m.GetResponses()) > 0 {
 		r.c.responses = append(r.c.responses, response{r, m.GetResponses()})
@@ -583,6 +590,11 @@ func (r *replica) stop(queued, waiting error) {
 	r.refuse(queued)
 	for _, fn := range r.atLead {
 		fn(queued)
+	}
+	if t := r.taking; t != nil && !t.leaves {
+		r.taking = nil
+		t.im.Discard()
+		r.c.replies = append(r.c.replies, reply{t.reply, queued})
 	}
 	r.changed(waiting)
 	r.transferEnds(waiting)

@@ -13,8 +13,11 @@ import (
 
 // open brings a partition that is in the store to life. One that is damaged
 // comes up stopped, so that the others do. An error is the store's as a whole.
-func (c *core) open(id PartitionID) error {
-	r := &replica{id: id, c: c, shelf: &shelf{id: id}}
+func (c *core) open(id PartitionID) error { return c.openOn(id, &shelf{id: id}) }
+
+// openOn is open for one whose callers have its shelf already.
+func (c *core) openOn(id PartitionID, sh *shelf) error {
+	r := &replica{id: id, c: c, shelf: sh}
 	err := c.guard(r, func() error { return c.restore(r) })
 	if err != nil && c.store.Err() != nil {
 		return c.store.Err()
@@ -86,6 +89,8 @@ func (c *core) restore(r *replica) error {
 	if err := c.replay(r); err != nil {
 		return err
 	}
+	r.rlog.done, r.rlog.sends = uint64(state.index), c.cfg.SendSnapshot != nil
+	r.rlog.sizes.step = c.cfg.FollowerBytes / sizeMarks
 	r.reconfigured()
 	if r.rn, err = raft.NewRawNode(c.raftConfig(r, state.index)); err != nil {
 		return err

@@ -249,6 +249,7 @@ type reclaimed struct {
 	rows   Offset // the offset index begins there
 	bucket Offset // and the rows that find duplicates there
 	first  Index  // and the log; 0: where the store has it
+	held   bool   // more of it would be gone if nobody needed it
 }
 
 // reclaim removes what no reader can ask for and no restart can need, in the
@@ -257,14 +258,14 @@ type reclaimed struct {
 // concern none that is kept; those behind stay with the messages. Of a log
 // without messages nothing but its end is kept.
 //
-// A log with several voters keeps all: who falls behind could not be brought up
-// without it, since there are no snapshots yet.
+// Entries that other replicas may need stay for a while: see replica.needed. Then
+// the next checkpoint removes them.
 //
 // What cannot be read keeps its place: to remove it is no reason to stop. The
 // next removal tries again.
 func (r *replica) reclaim(at Position) error {
 	empty := at.Start == at.End
-	if !r.single || at.Start == r.cut.start && !empty {
+	if at.Start == r.cut.start && !empty && !r.cut.held {
 		return nil
 	}
 	next := r.cut
@@ -275,6 +276,11 @@ func (r *replica) reclaim(at Position) error {
 			return r.keepDamaged(err)
 		}
 		next.rows, next.first = row.base, row.index
+	}
+	if least := r.needed(at.Index); least < next.first {
+		next.first, next.held = least, true
+	} else {
+		next.held = false
 	}
 	p := uint64(r.id)
 	if next.first > Index(r.rlog.first) {

@@ -87,6 +87,9 @@ func entries(r *strandmqv1.DamagedRange) string {
 	if r.GetLastEntry() == 0 {
 		return fmt.Sprintf("%d and up", r.GetFirstEntry())
 	}
+	if r.GetFirstEntry() == r.GetLastEntry() {
+		return strconv.FormatUint(r.GetFirstEntry(), 10)
+	}
 	return fmt.Sprintf("%d to %d", r.GetFirstEntry(), r.GetLastEntry())
 }
 

@@ -7,9 +7,11 @@ import (
 	"log/slog"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -96,6 +98,7 @@ func TestDefaultsLeadNowhere(t *testing.T) {
 // TestScripts runs testdata/script. Beside the usual commands there are
 //
 //	broker          start a broker for the script, and point STRANDMQ_SERVER at it
+//	rots            stop it, flip a bit in its largest file of messages, and start it
 //	exits N CMD...  run a command that must end with exit code N
 //	talks FILE TEXT wait until a file that a background command writes has a text
 func TestScripts(t *testing.T) {
@@ -111,6 +114,7 @@ func TestScripts(t *testing.T) {
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
 			"broker": startBroker,
+			"rots":   rots,
 			"exits":  exits,
 			"talks":  talks,
 			"shows":  shows,
@@ -150,6 +154,38 @@ func startBroker(ts *testscript.TestScript, neg bool, args []string) {
 		}
 	})
 	ts.Setenv("STRANDMQ_SERVER", b.URL())
+	scriptBrokers.Store(ts, b)
+}
+
+// scriptBrokers has the broker that each script started last.
+var scriptBrokers sync.Map
+
+func rots(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) > 0 {
+		ts.Fatalf("usage: rots")
+	}
+	b, ok := scriptBrokers.Load(ts)
+	if !ok {
+		ts.Fatalf("no broker was started")
+	}
+	ts.Check(b.(*broker.Broker).Close())
+	files, err := filepath.Glob(filepath.Join(ts.MkAbs("data"), "pebble", "*.blob"))
+	ts.Check(err)
+	var name string
+	var data []byte
+	for _, f := range files {
+		some, err := os.ReadFile(f)
+		ts.Check(err)
+		if len(some) > len(data) {
+			name, data = f, some
+		}
+	}
+	if len(data) == 0 {
+		ts.Fatalf("the broker has no file of messages")
+	}
+	data[len(data)/2] ^= 2
+	ts.Check(os.WriteFile(name, data, 0o600))
+	startBroker(ts, false, nil)
 }
 
 // scriptBroker starts a broker for a test and gives its URL.

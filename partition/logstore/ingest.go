@@ -83,6 +83,9 @@ func (im *Import) Head() SnapshotHead { return im.head }
 // Next is the chunk that comes next.
 func (im *Import) Next() uint64 { return im.next }
 
+// Broken is why no more can be taken in; nil if it can.
+func (im *Import) Broken() error { return im.err }
+
 // Done tells that the snapshot is here as a whole.
 func (im *Import) Done() bool { return im.done }
 
@@ -96,7 +99,8 @@ func (im *Import) Meta(name byte) []byte {
 }
 
 // Read takes in a stream, to its end. When the stream breaks off, what came of it
-// is kept: the next stream may go on at chunk Next. An *ErrSnapshotGap tells that
+// is kept: the next stream may go on at chunk Next. One of another export that
+// begins at its beginning takes its place. An *ErrSnapshotGap tells that
 // it begins elsewhere, *ErrBadSnapshot that it is not what was sent, and any other
 // error but that of r that the disk could not take it; the two latter end the Import.
 func (im *Import) Read(r io.Reader) error {
@@ -110,11 +114,16 @@ func (im *Import) Read(r io.Reader) error {
 	switch {
 	case h.Partition != im.p:
 		return im.bad(&ErrBadSnapshot{What: fmt.Sprintf("it is of p%d", h.Partition)})
+	case im.begun && h.Stream != im.head.Stream && h.chunk == 0:
+		// What came of another one is of no use any more.
+		im.Discard()
+		*im = Import{s: im.s, p: im.p, name: fmt.Sprintf("p%d-%d", im.p, importSeq.Add(1)), meta: make(map[byte][]byte)}
 	case im.begun && h.Stream != im.head.Stream || !im.begun && h.chunk != 0:
-		return &ErrSnapshotGap{Partition: im.p, Stream: im.head.Stream, Next: 0}
+		return &ErrSnapshotGap{Partition: im.p, Stream: h.Stream, Next: 0}
 	case h.chunk != im.next:
 		return &ErrSnapshotGap{Partition: im.p, Stream: im.head.Stream, Next: im.next}
-	case !im.begun:
+	}
+	if !im.begun {
 		im.head, im.begun, im.crc = h, true, h.seed()
 	}
 	for !im.done {
