@@ -33,8 +33,8 @@
 // loop is node.go's: what partition.Host does in goroutines is not run here, nor is
 // the API, the metadata log, and the waiting of a unary Receive.
 //
-// Snapshots and changes of voters do not exist yet, so a log of several voters is
-// never cut at its front.
+// Snapshots go over the simulated network as a whole, and are taken into the store
+// within one step. Voters do not change.
 //
 // docs/simulator.md says how to run it and how to read what it finds.
 package sim

@@ -89,6 +89,7 @@ func (n *node) start() error {
 	n.core, err = partition.OpenNode(partition.Config{
 		Node: n.id, Store: n.store, Now: n.clock, Seed: n.s.plan.seed<<8 ^ uint64(n.id)<<4 ^ uint64(n.boot)<<16 | 1,
 		Logger: n.s.logger(), CheckpointBytes: n.s.plan.checkpoint, TailCacheBytes: n.s.plan.tailCache,
+		SendSnapshot: noSnapshots, FollowerBytes: n.s.plan.follower,
 		NewApp: func(id partition.PartitionID, rows partition.Rows) (partition.App, error) { return n.newApp(id, rows) },
 	})
 	if err != nil {
@@ -201,6 +202,10 @@ func (n *node) step() {
 		return
 	}
 	n.send()
+	n.sendSnapshots()
+	for _, a := range n.apps {
+		a.restoring = false // a snapshot made some of them anew
+	}
 	if w != nil {
 		f := flight{w: w, at: n.s.now}
 		if w.Synced() {

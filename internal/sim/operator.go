@@ -155,6 +155,9 @@ func (o *operator) do(kind string) {
 		t := partition.TrimTo{To: at, Why: partition.ByAge, Done: o.r.IntN(4) == 0}
 		if n := o.s.leader(g.part); n != nil {
 			t.Now = n.clock()
+			if len(o.s.nodes) > 1 && o.s.plan.has("power") && o.r.IntN(2) == 0 {
+				o.s.misses(n, g.part, o.r)
+			}
 			if err := n.core.TrimAsync(g.part, t, func(any, error) {}); err != nil && !retriable(err) {
 				g.fault("trim: %v", err)
 			}

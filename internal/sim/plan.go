@@ -25,6 +25,7 @@ type plan struct {
 	work       time.Duration // that a member takes at most, mostly
 	memTable   int64
 	checkpoint int64
+	follower   int64 // bytes of log that are kept for followers
 	tailCache  int64
 	sample     int     // every so many looks the groups' rows are compared
 	twice      float64 // of what is sent comes twice
@@ -66,6 +67,7 @@ func draw(o Options) plan {
 		p.lossy = 0.05
 	}
 	p.deadly = r.IntN(2)
+	p.follower = 1 << (o.Seed % 14)
 	for range p.groups {
 		x := consumer.Default()
 		x.Mode = []consumer.Mode{consumer.ByKey, consumer.ByKey, consumer.ByKey, consumer.ByPartition, consumer.NoOrder}[r.IntN(5)]

@@ -50,8 +50,8 @@ type Result struct {
 
 // Count is what a run did.
 type Count struct {
-	Nodes, writes, stored, receipts, deliveries, settled, compared, lost, twice int
-	faults                                                                      map[string]int
+	Nodes, writes, stored, receipts, deliveries, settled, compared, lost, twice, snapshots int
+	faults                                                                                 map[string]int
 }
 
 // String prints the counts in one line.
@@ -61,15 +61,15 @@ func (c Count) String() string {
 		kinds = append(kinds, fmt.Sprintf("%s %d", k, n))
 	}
 	sort.Strings(kinds)
-	return fmt.Sprintf("%d writes, %d messages, %d receipts, %d deliveries, %d settled, %d states compared, %d frames lost, %d commands twice; %s",
-		c.writes, c.stored, c.receipts, c.deliveries, c.settled, c.compared, c.lost, c.twice, strings.Join(kinds, ", "))
+	return fmt.Sprintf("%d writes, %d messages, %d receipts, %d deliveries, %d settled, %d states compared, %d frames lost, %d commands twice, %d snapshots; %s",
+		c.writes, c.stored, c.receipts, c.deliveries, c.settled, c.compared, c.lost, c.twice, c.snapshots, strings.Join(kinds, ", "))
 }
 
 // add sums up.
 func (c *Count) add(d Count) {
 	for _, p := range []struct{ to, from *int }{
 		{&c.writes, &d.writes}, {&c.stored, &d.stored}, {&c.receipts, &d.receipts}, {&c.deliveries, &d.deliveries},
-		{&c.settled, &d.settled}, {&c.compared, &d.compared}, {&c.lost, &d.lost}, {&c.twice, &d.twice},
+		{&c.settled, &d.settled}, {&c.compared, &d.compared}, {&c.lost, &d.lost}, {&c.twice, &d.twice}, {&c.snapshots, &d.snapshots},
 	} {
 		*p.to += *p.from
 	}

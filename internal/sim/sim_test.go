@@ -98,6 +98,29 @@ func TestSameSeedSameHistory(t *testing.T) {
 	}
 }
 
+// TestSnapshots: nodes that are away while a log is cut get snapshots, and the judge
+// finds nothing wrong with what they are then. A seed is a history with them, too.
+func TestSnapshots(t *testing.T) {
+	sent := 0
+	// The first few do; it may be others when the broker changes.
+	for seed := uint64(302); sent < 4; seed++ {
+		if seed == 342 {
+			t.Fatalf("%d snapshots in 40 seeds: hardly any", sent)
+		}
+		o := Options{Seed: seed, Nodes: 3}
+		res := Run(o)
+		if res.Err != nil {
+			t.Fatal(report(res))
+		}
+		if sent == 0 && res.Count.snapshots > 0 {
+			if again := Run(o); again.Trace != res.Trace {
+				t.Fatalf("seed %d: two runs are not the same: %016x after %d events, %016x after %d", seed, res.Trace, res.Events, again.Trace, again.Events)
+			}
+		}
+		sent += res.Count.snapshots
+	}
+}
+
 // TestTeeth plants faults and looks whether they are found, and that the same seeds
 // are fine without them.
 func TestTeeth(t *testing.T) {
