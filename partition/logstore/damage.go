@@ -70,6 +70,7 @@ func (s *Store) forgetDamage(p, base uint64, all bool) {
 	if len(s.damage) == 0 {
 		return
 	}
+	had := len(s.damage)
 	s.damage = slices.DeleteFunc(s.damage, func(d Damage) bool {
 		if len(d.Ranges) == 0 || slices.ContainsFunc(d.Ranges, func(r Range) bool {
 			return r.Partition != p || (!all && (r.High == 0 || r.High > base))
@@ -79,6 +80,9 @@ func (s *Store) forgetDamage(p, base uint64, all bool) {
 		delete(s.told, damageKey(d.File, d.What, d.Ranges))
 		return true
 	})
+	if len(s.damage) < had {
+		s.merges.retry()
+	}
 }
 
 // rotInBackground takes note of damage that a compaction met. It is called under

@@ -27,6 +27,7 @@ type guardFS struct {
 	report func(op, path string, err error) // called at least once
 	syncs  *syncStats
 	watch  diskWatch
+	merges *compactions           // nil: there are none
 	lost   map[string]missingFile // set before Pebble opens, not changed afterwards
 }
 
@@ -35,6 +36,22 @@ func (g *guardFS) fault(op, path string, err error) {
 	// did not happen, must find the failure on record.
 	g.report(op, path, err)
 	g.failed.Store(true)
+}
+
+// rotten tells that who reads here gets no data but damage.
+func (g *guardFS) rotten() {
+	if g.merges != nil {
+		g.merges.failed()
+	}
+}
+
+// GetDiskUsage is also what a compaction asks when it has done its work (see
+// compactions).
+func (g *guardFS) GetDiskUsage(path string) (vfs.DiskUsage, error) {
+	if g.merges != nil {
+		g.merges.worked()
+	}
+	return g.FS.GetDiskUsage(path)
 }
 
 func (g *guardFS) Unwrap() vfs.FS { return g.FS }

@@ -38,7 +38,7 @@ func Open(cfg Config) (*Store, error) {
 		wake:       make(chan struct{}, 1),
 	}
 	s.merges = newCompactions(s.cfg.pause)
-	s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail}
+	s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail, merges: s.merges}
 	if err := s.open(); err != nil {
 		// A write that failed on the way is the cause of whatever came later.
 		if f := s.failure.Load(); f != nil {
@@ -283,6 +283,7 @@ func (s *Store) create() error {
 		return s.openError(err)
 	}
 	s.merges = newCompactions(s.cfg.pause)
+	s.fs.merges = s.merges
 	if s.db, err = s.openPebble(false); err != nil {
 		return s.openError(err)
 	}

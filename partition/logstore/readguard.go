@@ -63,10 +63,12 @@ func (g *guardFS) openChecked(name string, opts []vfs.OpenOption) (vfs.File, err
 		return g.FS.Open(name, opts...)
 	}
 	if l, ok := g.lost[base]; ok {
+		g.rotten()
 		return nil, &rotError{file: base, why: l.why}
 	}
 	f, err := g.FS.Open(name, opts...)
 	if errors.Is(err, fs.ErrNotExist) {
+		g.rotten()
 		return nil, &rotError{file: base, why: errFileGone}
 	}
 	if err != nil {
@@ -79,6 +81,7 @@ func (g *guardFS) openChecked(name string, opts []vfs.OpenOption) (vfs.File, err
 	}
 	if isValues(base) && info.Size() < valueFooterLen {
 		_ = f.Close()
+		g.rotten()
 		return nil, &rotError{file: base, why: errShortRead}
 	}
 	return &checkedFile{File: f, g: g, name: base, size: info.Size()}, nil
@@ -112,6 +115,7 @@ func (f *checkedFile) ReadAt(p []byte, off int64) (int, error) {
 	if f.g.failed.Load() {
 		return n, errStopped // files may end early now, and nothing is to be made of it
 	}
+	f.g.rotten()
 	return n, &rotError{file: f.name, at: off, len: len(p), why: err}
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"testing"
 
@@ -180,6 +181,53 @@ func forge(t *testing.T, img image, ps []uint64, sealed bool) image {
 		out["store/"+witnessName] = b
 	}
 	return out
+}
+
+// Without its list a store trusts its tables only when all of them read, and a
+// table that does not is made up for by the list: with both it must not guess.
+func TestListAndTableDamaged(t *testing.T) {
+	t.Parallel()
+	img, cfg := crowd(t, 40)
+	table := ""
+	for k, f := range manifestOf(t, img).tables {
+		if name := "store/" + pebbleName + "/" + tableName(k.num); !ownRows(f.first) && name > table {
+			table = name
+		}
+	}
+	const list = "store/" + registryName
+	for _, c := range []struct {
+		what    string
+		damaged []string
+		refuses bool
+	}{
+		{"the list", []string{list}, false},
+		{"a table", []string{table}, false},
+		{"both", []string{list, table}, true},
+	} {
+		for _, gone := range []bool{false, true} {
+			bad := maps.Clone(img)
+			for _, name := range c.damaged {
+				if delete(bad, name); !gone {
+					bad[name] = slices.Clone(img[name])
+					bad[name][len(bad[name])/2] ^= 8
+				}
+			}
+			cfg.FS = bad.fs(t)
+			s, err := Open(cfg)
+			var d *ErrDamaged
+			if refused := errors.As(err, &d); refused != c.refuses || err != nil && !refused {
+				t.Errorf("%s, gone %v: %v", c.what, gone, err)
+			}
+			if refused := err != nil; refused && !mayRefuse(t, img, bad) {
+				t.Errorf("%s, gone %v: refused, and it may not: %v", c.what, gone, err)
+			}
+			if s != nil {
+				if err := s.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	}
 }
 
 // What the list says more or less than the tables.
