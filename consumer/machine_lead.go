@@ -66,7 +66,26 @@ func (a *App) Event(ev any) {
 			return
 		}
 		ev.Done(a.id, g.holding(ev))
+	case still:
+		ev.Done(a.still(ev))
 	}
+}
+
+// still tells of each hand-out whether it is out.
+func (a *App) still(ev still) ([]bool, error) {
+	if !a.leading {
+		return nil, &partition.ErrNotLeader{Partition: a.id}
+	}
+	out := make([]bool, len(ev.HandOuts))
+	if g := a.group(ev.Group); g != nil && g.epoch == ev.Epoch {
+		for n, h := range ev.HandOuts {
+			if i, ok := g.offsets.find(uint64(h.Offset)); ok {
+				e := &g.entries[i]
+				out[n] = e.at == inFlight && e.handOut == h.Number
+			}
+		}
+	}
+	return out, nil
 }
 
 // session finds a group for a member whose session is open, where it is led.
@@ -122,6 +141,22 @@ type query struct {
 
 // Unheard implements partition.Unheard.
 func (q query) Unheard(err error) { q.Done(0, holding{Err: err}) }
+
+// still is the event that asks which of some hand-outs are still out.
+type still struct {
+	Group    GroupID
+	Epoch    uint64
+	HandOuts []handOutOf
+	Done     func(out []bool, err error)
+}
+
+type handOutOf struct {
+	Offset partition.Offset
+	Number uint64
+}
+
+// Unheard implements partition.Unheard.
+func (q still) Unheard(err error) { q.Done(nil, err) }
 
 // holding is what a session holds in a partition.
 type holding struct {

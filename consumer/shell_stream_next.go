@@ -215,10 +215,14 @@ func (st *Stream) handed(part partition.PartitionID, hs []handOut) (Handed, bool
 	st.mu.Lock()
 	h.First, blk.first = st.next, st.next
 	st.next += uint64(len(h.Deliveries))
+	var ask []*keptBlock
 	if !st.closed {
-		st.keep(blk)
+		ask = st.keep(blk)
 		st.note(&h)
 	}
 	st.mu.Unlock()
+	for _, k := range ask {
+		st.ask(k)
+	}
 	return h, true
 }

@@ -38,7 +38,8 @@ type keptBlock struct {
 	epoch uint64
 	left  int // not settled
 	items []keptItem
-	until partition.Millis // the latest deadline among them
+	until partition.Millis // the latest deadline among them, or when to ask again
+	asked bool             // the partition is asked whether they are still out
 }
 
 type keptItem struct {
@@ -68,16 +69,66 @@ type settleBatch struct {
 var errNumber = &ErrStale{Why: "the stream has no unsettled delivery of this number"}
 
 // keep remembers what is given out. What is settled beside the stream, by tokens,
-// is not told here, so what has lapsed is forgotten.
-func (st *Stream) keep(blk *keptBlock) {
-	now := st.s.Now()
-	for len(st.kept) > 0 {
-		if k := st.kept[0]; k.left > 0 && k.until > now && st.next-k.first <= maxKept {
-			break
-		}
+// or lapses is not told here, so of what is past its deadline the partition must be
+// asked (see ask): it may still be out, where the log is slow or clocks differ, and
+// then its settlement counts.
+func (st *Stream) keep(blk *keptBlock) (ask []*keptBlock) {
+	for len(st.kept) > 0 && (st.kept[0].left == 0 || st.next-st.kept[0].first > maxKept) {
 		st.dropFirst()
 	}
+	now := st.s.Now()
+	for _, k := range st.kept[:min(len(st.kept), maxAsked)] {
+		if k.until > now {
+			break
+		}
+		if k.left > 0 && !k.asked {
+			k.asked = true
+			ask = append(ask, k)
+		}
+	}
 	st.kept = append(st.kept, blk)
+	return ask
+}
+
+// maxAsked bounds how many blocks are looked at, from the oldest on, for those to
+// ask about.
+const maxAsked = 64
+
+// ask asks a block's partition which of its deliveries are still out, and forgets
+// the others.
+func (st *Stream) ask(k *keptBlock) {
+	again := st.s.Now() + lapsePatience
+	st.mu.Lock()
+	ev := still{Group: st.req.Group, Epoch: k.epoch}
+	places := make([]int, 0, k.left)
+	for i, x := range k.items {
+		if x.handOut != 0 {
+			ev.HandOuts = append(ev.HandOuts, handOutOf{x.offset, x.handOut})
+			places = append(places, i)
+		}
+	}
+	st.mu.Unlock()
+	ev.Done = func(out []bool, err error) {
+		st.mu.Lock()
+		defer st.mu.Unlock()
+		k.asked, k.until = false, max(k.until, again)
+		if err != nil || k.left == 0 {
+			return // nobody knows, or there is nothing left to know
+		}
+		for n, is := range out {
+			if x := &k.items[places[n]]; !is && x.handOut != 0 {
+				x.handOut = 0
+				k.left--
+			}
+		}
+		if k.left == 0 {
+			k.emptied(st)
+			st.tidy()
+		}
+	}
+	if err := st.s.host.Tell(k.part, ev); err != nil {
+		ev.Done(nil, err)
+	}
 }
 
 // emptied counts a block of which nothing is left, if it is still kept.

@@ -5,6 +5,23 @@ import "testing"
 // TestTwinRegressions runs scripts that once failed.
 func TestTwinRegressions(t *testing.T) {
 	for _, c := range []struct{ name, script string }{
+		{"a stream settles by number what its clock says has lapsed and the log still holds", `
+			keys 0 0 1 0
+			create 0 2 0 0
+			receive 0 0 0 0
+			stream 0 0 0 0
+			publish 0 0 0 0
+			back 0 2 0 0
+			publish 0 0 0 0
+			numbers 0 0 0 0
+			settle 0 0 0 0
+			receive 0 0 0 0
+			credit 0 0 1 0
+			next 0 0 0 0
+			due 0 0 0 0
+			publish 0 0 0 0
+			next 0 0 0 0
+			numbers 0 0 0 0`},
 		{"a message waits for its backoff and the clock goes back", `
 			create 0 29 0 0
 			create 1 0 0 0
