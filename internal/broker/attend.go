@@ -75,6 +75,7 @@ type attendant struct {
 	mu       sync.Mutex
 	credit   int                        // guarded by mu: the member's, not handed on yet
 	granted  int                        // guarded by mu: handed on and not sent
+	sending  int                        // guarded by mu: of those, in the frame that is being sent
 	results  []consumer.SettleRunResult // guarded by mu: known and not told
 	answers  int                        // guarded by mu: deliveries of settlements whose results are known
 	settling int                        // guarded by mu: those of frames that are not answered whole
@@ -142,7 +143,7 @@ func (b *Broker) join(ctx context.Context, open func(ctx context.Context, topic,
 func (a *attendant) addCredit(n int) error {
 	a.mu.Lock()
 	a.credit += n
-	if all := a.credit + a.granted; all > maxCredit {
+	if all := a.credit + a.granted - a.sending; all > maxCredit {
 		a.mu.Unlock()
 		return refuse("BAD_VALUE", "credits", "with these the stream has %d credits that are not used up: at most %d may be", all, maxCredit)
 	}
@@ -237,6 +238,7 @@ func (a *attendant) deliver(ctx context.Context) ending {
 			return *e
 		}
 		if out.first || out.assignment != nil || len(out.deliveries) > 0 || len(out.settled) > 0 || out.answers > 0 || out.idle != "" {
+			a.sends(&out)
 			if err := a.send(&out); err != nil {
 				return ending{fmt.Errorf("the stream broke: %w", context.Canceled), true}
 			}
@@ -335,6 +337,18 @@ func (a *attendant) poll() ([]consumer.Handed, error) {
 	return hs, err
 }
 
+// sends notes what goes out: the member may have it, and give more credit, before
+// the sender comes back.
+func (a *attendant) sends(out *frame) {
+	n := 0
+	for i := range out.deliveries {
+		n += len(out.deliveries[i].Deliveries)
+	}
+	a.mu.Lock()
+	a.sending = n
+	a.mu.Unlock()
+}
+
 // told notes what went out.
 func (a *attendant) told(out *frame) {
 	a.flow.mem.give(a.taken)
@@ -346,6 +360,7 @@ func (a *attendant) told(out *frame) {
 	a.mu.Lock()
 	a.settling -= out.answers
 	a.granted -= n
+	a.sending = 0
 	a.flow.mem.give(int64(n) * grantCost)
 	a.grant()
 }
