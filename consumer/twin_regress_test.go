@@ -22,6 +22,15 @@ func TestTwinRegressions(t *testing.T) {
 			publish 0 0 0 0
 			next 0 0 0 0
 			numbers 0 0 0 0`},
+		{"a failure while the circuit is open is not charged, and its trace says so", `
+			create 0 187474 0 0
+			publish 0 0 0 0
+			receive 0 0 0 0
+			stream 0 0 0 0
+			credit 0 0 0 0
+			settle 0 4 0 1
+			replay 0 0 0 0
+			advance 0 170 0 0`},
 		{"a message waits for its backoff and the clock goes back", `
 			create 0 29 0 0
 			create 1 0 0 0

@@ -20,6 +20,8 @@ type memRows struct {
 	now  map[string][]byte
 	keys []string // sorted, of now and of some that were deleted since
 	more []string // put since, not sorted
+
+	spilled string // the file that has all of it
 }
 
 func newMemRows() *memRows {
