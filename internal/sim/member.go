@@ -75,7 +75,7 @@ func (l *link) alive() bool { return l.node != nil && l.node.up && l.node.boot =
 
 func (l *link) turn() {
 	if l.st != nil && !l.alive() {
-		l.st = nil
+		l.st, l.ask = nil, nil // nothing comes any more of a call that was under way there
 	}
 	if l.st == nil {
 		l.open()

@@ -191,7 +191,7 @@ func (p *publisher) arrive(b *batch, done func([]partition.Stored, error)) {
 
 // told is an answer, or that there was none.
 func (p *publisher) told(b *batch, st []partition.Stored, err error) {
-	done := err == nil
+	done, unknown := err == nil, false
 	var gap *partition.ErrSequenceGap
 	var gone *partition.ErrExpired
 	for i := range st {
@@ -203,23 +203,21 @@ func (p *publisher) told(b *batch, st []partition.Stored, err error) {
 			if gap.Expected == 0 && b.ms[0].seq > 0 && !p.forgotten(b.ms[0].producer) {
 				p.s.fault("P9: %v, whose messages are kept", gap)
 			}
-			if gap.Expected == 0 {
-				// All that it sent was removed: it is not known any more.
-				p.producer++
-				p.next, p.open, p.again = 0, nil, false
-				return
-			}
+			unknown = unknown || gap.Expected == 0
 		default:
 			p.s.fault("%s: %q is refused: %v", p.name, b.ms[i].body, e)
 		}
 	}
-	if !slices.Contains(p.open, b) {
-		return
-	}
-	var unknown *partition.ErrOutcomeUnknown
+	var lost *partition.ErrOutcomeUnknown
 	switch {
-	case done, p.how == "neither" && errors.As(err, &unknown):
+	case !slices.Contains(p.open, b): // given up meanwhile; others may have waited for this answer
+	case done, p.how == "neither" && errors.As(err, &lost):
 		p.open = slices.DeleteFunc(p.open, func(x *batch) bool { return x == b })
+	case unknown && p.open[0].ms[0].seq > 0:
+		// All that it sent was removed: it is not known any more. While its first
+		// batch is open, that one may only have been lost on the way.
+		p.producer++
+		p.next, p.open, p.again = 0, nil, false
 	default:
 		p.again = true
 	}
