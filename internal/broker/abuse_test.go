@@ -172,8 +172,6 @@ func make1001() []*strandmqv1.Settlement {
 	return out
 }
 
-// What is wrong with single messages: refused one by one, in their places, and
-// their neighbours stored.
 // A body that does not come whole gets a typed answer without addresses, over
 // every protocol and compressed or not, and no second one.
 func TestBodyThatDoesNotCome(t *testing.T) {
@@ -214,6 +212,32 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 	}
 }
 
+// Headers that do not come: the connection is closed, with a word if some of them came.
+func TestHeadersThatDoNotCome(t *testing.T) {
+	b := start(t, t.TempDir(), func(c *Config) { c.TransferTime = 200 * time.Millisecond })
+	for _, c := range []struct{ name, sent, status string }{
+		{"none", "", ""},
+		{"half", "POST /strandmq.v1.PublishService/Publish HTTP/1.1\r\nHost", "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			t.Parallel()
+			conn, err := net.Dial("tcp", strings.TrimPrefix(b.URL(), "http://"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			fmt.Fprint(conn, c.sent)
+			text, err := io.ReadAll(conn) // to the end: the connection is closed
+			if err != nil || !strings.HasPrefix(string(text), c.status) || c.status == "" && len(text) > 0 || strings.Contains(string(text), "127.0.0.1") {
+				t.Errorf("got %q, %v", text, err)
+			}
+		})
+	}
+}
+
+// What is wrong with single messages: refused one by one, in their places, and
+// their neighbours stored.
 func TestBadMessages(t *testing.T) {
 	b := start(t, t.TempDir())
 	a := newAPI(t, b.URL())

@@ -105,8 +105,11 @@ func (s *Store) checkFile(dir string, f file, t tableFile) (d *ErrDamaged, lost 
 		return bad("a file of values does not read", why), true, nil
 	}
 	why, lost := s.checkTable(path, t)
-	if why == nil {
+	switch {
+	case why == nil:
 		return nil, false, nil
+	case noAccess(why):
+		return nil, false, why // whoever runs the broker may not read it: nothing is damaged
 	}
 	return bad("a table does not read", why), lost, nil
 }

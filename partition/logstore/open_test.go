@@ -4,11 +4,15 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -182,6 +186,48 @@ func TestOpenNoAccess(t *testing.T) {
 			return nil
 		}))
 		openFails[*ErrAccess](t, testConfig(fsys), "choose another folder")
+	}
+}
+
+// A file that may not be read is no damage either, whichever it is: the store does
+// not start without it, and lists nothing as damaged.
+func TestOpenNoAccessToAFile(t *testing.T) {
+	t.Parallel()
+	pic := makePictures(t, 7)["closed"]
+	tried := map[string]int{}
+	for _, name := range slices.Sorted(maps.Keys(pic.now)) {
+		k := kind(name)
+		if strings.HasPrefix(k, "marker") || k == "LOCK" {
+			continue // their names are what counts
+		}
+		var read atomic.Bool
+		fsys := errorfs.Wrap(pic.now.fs(t), errorfs.InjectorFunc(func(op errorfs.Op) error {
+			if path.Base(op.Path) == path.Base(name) && op.Kind == errorfs.OpOpen {
+				read.Store(true)
+				return &os.PathError{Op: "open", Path: op.Path, Err: syscall.EACCES}
+			}
+			return nil
+		}))
+		s, err := Open(testConfig(fsys))
+		if !read.Load() && err == nil { // an older one that nothing refers to
+			if err := s.Close(); err != nil {
+				t.Error(err)
+			}
+			continue
+		}
+		tried[k]++
+		var access *ErrAccess
+		if !errors.As(err, &access) {
+			t.Errorf("%s: %v, want no access", name, err)
+		}
+		if s != nil {
+			_ = s.Close()
+		}
+	}
+	for _, k := range []string{"sst", "blob", "log", "MANIFEST", "OPTIONS", "WITNESS", "PARTITIONS"} {
+		if tried[k] == 0 {
+			t.Errorf("no %s was tried: %v", k, tried)
+		}
 	}
 }
 
