@@ -94,7 +94,7 @@ fuzz: ## Every fuzz target for FUZZTIME=20s
 		done; \
 	done
 
-sim: ## Whole brokers by a seed, with every fault: SEEDS=100 FROM=1, or SEED=42; SIM=-trace
+sim: ## Whole brokers by a seed, with every fault: SEEDS=100 FROM=1, or SEED=42; SIM=-lines
 	@if [ -n "$(SEED)" ]; then \
 		$(GO) test -vet=off -count=1 -v ./internal/sim -run 'TestSeed$$' -seed $(SEED) $(SIM); \
 	else \

@@ -18,7 +18,7 @@ var (
 	withoutFlag = flag.String("without", "", "kinds of faults that do not happen, with commas")
 	eventsFlag  = flag.Int("events", 0, "end after so many events")
 	plantFlag   = flag.String("plant", "", "put this fault into the runs")
-	traceFlag   = flag.Bool("trace", false, "print the whole trace")
+	linesFlag   = flag.Bool("lines", false, "print every line of the trace")
 )
 
 func options(seed uint64) Options {
@@ -26,7 +26,7 @@ func options(seed uint64) Options {
 	if *withoutFlag != "" {
 		o.Without = strings.Split(*withoutFlag, ",")
 	}
-	if *traceFlag {
+	if *linesFlag {
 		o.Log = os.Stdout
 	}
 	return o
@@ -35,6 +35,15 @@ func options(seed uint64) Options {
 // report tells what was found, and how to see it again.
 func report(res Result) string {
 	return fmt.Sprintf("%v\n\nsee it again with:\n  %s\n\nthe end of the trace:\n%s", res.Err, res.Options.Command(), strings.Join(res.Tail, "\n"))
+}
+
+// TestFlags: a flag that go test has, too, never gets here.
+func TestFlags(t *testing.T) {
+	flag.VisitAll(func(f *flag.Flag) {
+		if flag.Lookup("test."+f.Name) != nil {
+			t.Errorf("go test takes -%s for its own: name it otherwise", f.Name)
+		}
+	})
 }
 
 // TestSeed runs one seed, given with -seed; the first without.
