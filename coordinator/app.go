@@ -19,9 +19,16 @@ type App struct {
 	expiry *expiry // nil: not leading
 	// balancer is nil where expiry is.
 	balancer *balancer
-	shown    newest // readers take the newest from here, on any goroutine
+	*Board
+}
+
+// Board is what readers on any goroutine see of the metadata log's state. A
+// snapshot that comes from another node makes the state anew, so a node has one
+// board for all of them.
+type Board struct {
+	shown newest
 	// silent is since when the leader has not heard of which nodes; nil: not
-	// leading. For readers on any goroutine.
+	// leading.
 	silent atomic.Pointer[map[partition.NodeID]partition.Millis]
 }
 
@@ -37,7 +44,10 @@ func NewApp(rows partition.Rows, cfg Config) (*App, error) {
 	if err != nil {
 		return nil, err
 	}
-	a := &App{cfg: cfg.withDefaults(), rows: rows, mach: mach}
+	a := &App{cfg: cfg.withDefaults(), rows: rows, mach: mach, Board: cfg.Board}
+	if a.Board == nil {
+		a.Board = &Board{}
+	}
 	a.shown.publish(mach.m)
 	return a, nil
 }

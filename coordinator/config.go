@@ -26,6 +26,9 @@ type Config struct {
 	Node partition.NodeID
 	// Balance is how eagerly replicas are placed anew.
 	Balance placement.Options
+	// Board is where the map is shown: the same one for all states that follow each
+	// other on a node. Default: one for this state.
+	Board *Board
 	// Now is the wall clock. Default: the system's.
 	Now func() partition.Millis
 	// Rand gives the cluster's id and secret and the topics' hash seeds.

@@ -51,7 +51,7 @@ type counters struct {
 
 func newMachine() *machine {
 	return &machine{
-		m:      &Map{nextPartition: partition.Metadata + 1},
+		m:      &Map{nextPartition: partition.Metadata + 1, nextGroup: 1},
 		next:   counters{topic: 1, partition: partition.Metadata + 1, group: 1, session: 1, node: 1},
 		limits: theLimits,
 		dirty:  make(map[rowKey]struct{}),

@@ -47,6 +47,7 @@ func (mc *machine) createGroup(c *storagev1.CreateGroup) *result {
 		Policy: policy, Start: start, Created: mc.clock, Revision: 1,
 	}
 	mc.next.group++
+	mc.edit().nextGroup = mc.next.group
 	mc.putGroup(g)
 	return &result{topic: mc.topicOf(g), group: g}
 }

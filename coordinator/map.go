@@ -73,6 +73,7 @@ type Map struct {
 	metadata      Partition    // the metadata log itself
 	placed        uint64       // log index of the last change of nodes or placements
 	nextPartition partition.PartitionID
+	nextGroup     GroupID
 }
 
 // Cluster is what all nodes have in common.

@@ -226,6 +226,13 @@ func (m *Map) Deleted(id partition.PartitionID) bool {
 	return !ok
 }
 
+// GroupDeleted tells whether a group was there and is gone, as Deleted does of a
+// partition.
+func (m *Map) GroupDeleted(id GroupID) bool {
+	_, ok := m.GroupByID(id)
+	return !ok && id < m.nextGroup
+}
+
 // partitionsOn counts the partitions that a node has a replica of that has, or
 // may have, a vote. The metadata log counts where the node votes in it.
 func (m *Map) partitionsOn(n partition.NodeID) (count int) {

@@ -170,7 +170,7 @@ func restore(rows partition.Rows) (*machine, error) {
 		mc.m.lastSession = max(c.NextSession, 1) - 1
 		mc.clock = partition.Millis(c.ClockMs)
 		mc.next = counters{TopicID(c.NextTopic), partition.PartitionID(c.NextPartition), GroupID(c.NextGroup), c.NextSession, max(partition.NodeID(c.NextNode), 1)}
-		mc.m.nextPartition, mc.m.placed = mc.next.partition, c.Placed
+		mc.m.nextPartition, mc.m.nextGroup, mc.m.placed = mc.next.partition, mc.next.group, c.Placed
 		if mc.m.metadata, err = takePartition(c.Metadata); err != nil {
 			return nil, &ErrFormat{What: "the cluster's row", Err: err}
 		}

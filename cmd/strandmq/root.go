@@ -112,7 +112,7 @@ to standard error. NO_COLOR is respected.`,
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "how to print data: table or json (the API's own JSON)")
 	must(root.RegisterFlagCompletionFunc("output", words("table", "json")))
 	root.AddCommand(
-		a.serveCommand(), a.demoCommand(),
+		a.serveCommand(), a.devCommand(), a.demoCommand(),
 		a.topicCommand(), a.publishCommand(), a.consumeCommand(),
 		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.nodeCommand(), a.clusterCommand(), a.loadtestCommand(), a.versionCommand(),
 	)

@@ -20,6 +20,7 @@ type serveFlags struct {
 	hosts                       []string
 	reserve, memory, streams    sizeFlag
 	session                     spanFlag
+	cluster                     clusterFlags
 }
 
 func (a *app) serveCommand() *cobra.Command {
@@ -32,12 +33,19 @@ func (a *app) serveCommand() *cobra.Command {
 		Short: "Run a broker",
 		Long: `Runs a broker until it is told to stop (Ctrl-C or SIGTERM: calls in progress end
 first; a second signal stops at once). All it keeps is in the data folder; what it
-acknowledged is on disk. It listens on loopback only.
+acknowledged is on disk. It listens for clients on loopback only.
 
-Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.`,
+With --peer-listen it is a node of a cluster: the first one, with what its folder
+holds, or with --join and a join token one more. Nodes speak TLS to each other, with
+certificates that the cluster makes. The folder remembers it: later starts need
+--data alone.
+
+Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
+--data, --listen and --join-token.`,
 		Example: `  strandmq serve
   strandmq serve --data /var/lib/strandmq --listen 127.0.0.1:7171
-  strandmq serve --listen 127.0.0.1:0 --log-format json`,
+  strandmq serve --listen 127.0.0.1:0 --log-format json
+  strandmq serve --data ./n1 --peer-listen 127.0.0.1:7271`,
 		Args: exact(),
 	}, func(cmd *cobra.Command, args []string) error {
 		if f.session.d == 0 {
@@ -51,7 +59,12 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 		if cmd.Flags().Changed("disk-reserve") {
 			reserve = reserveOf(f.reserve.n)
 		}
+		cluster, err := f.cluster.config()
+		if err != nil {
+			return err
+		}
 		config := broker.Config{
+			Cluster: cluster,
 			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, Logger: log,
 			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserve, StreamMemory: f.streams.n,
 		}
@@ -82,6 +95,7 @@ Environment: STRANDMQ_DATA and STRANDMQ_LISTEN stand in for --data and --listen.
 	fl := c.Flags()
 	fl.StringVar(&f.data, "data", env("STRANDMQ_DATA", defaultData), "the data folder; made if it does not exist")
 	fl.StringVar(&f.listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")
+	f.cluster.add(fl)
 	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")
 	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long loses its partitions, and with a stream its session")
 	fl.Var(&f.reserve, "disk-reserve", "publishes are refused while the disk has less free (on a disk below 2 GiB an eighth of it); 0: a full disk stops the broker")

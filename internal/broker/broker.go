@@ -35,6 +35,8 @@ type Broker struct {
 	store     *logstore.Store
 	host      *partition.Host
 	coord     *coordinator.Coordinator
+	metadata  atomic.Pointer[coordinator.App] // the first one of this process
+	agent     *agent                          // nil: the node is alone
 	cluster   coordinator.Cluster
 	groups    *consumer.Shell // of this node's partitions
 	parts     partitions      // all, wherever they are led
@@ -115,7 +117,7 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 	each := limitPerAddress(l, cfg.ConnectionsPerAddress, b.crowded())
 	b.listener = netutil.LimitListener(each, cfg.Connections) // what is beyond waits in the kernel
 	b.server = b.newServer()
-	if cfg.Peers != nil {
+	if cfg.Peers != nil && cfg.Peers.Serve != nil {
 		cfg.Peers.Serve(b.nodeHandler())
 	}
 	b.running.Go(func() {
@@ -128,7 +130,7 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 		return nil, startError(err, b.cfg.storeConfig())
 	}
 	b.started.Store(true)
-	b.log.Info("broker started", "url", b.URL(), "data", cfg.DataDir, "cluster", b.cluster.ID, "node", cfg.Node, "version", cfg.Version,
+	b.log.Info("broker started", "url", b.URL(), "data", cfg.DataDir, "cluster", b.cluster.ID, "node", b.cfg.Node, "version", cfg.Version,
 		"partitions", len(b.host.Partitions()), "took", time.Since(b.startedAt).Round(time.Millisecond))
 	return b, nil
 }
@@ -153,51 +155,22 @@ func (b *Broker) open(ctx context.Context) error {
 	}
 	b.disk = &disk{reserve: uint64(max(b.cfg.DiskReserve, 0)), room: sc.Room, folder: sc.Dir, log: b.log}
 	b.disk.look()
-	var meta *coordinator.App
-	hc := b.cfg.Host
-	hc.Node, hc.Store, hc.Logger = b.cfg.Node, b.store, b.log
-	hc.Name = func(id partition.PartitionID) string { return b.store.NameOf(uint64(id)) }
-	hc.NewApp = func(id partition.PartitionID, rows partition.Rows) (partition.App, error) {
-		if id != partition.Metadata {
-			return consumer.NewApp(id, rows)
+	if b.cfg.Cluster != nil || b.cfg.Store.FS == nil && clustered(b.cfg.DataDir) {
+		if b.agent, err = b.beginAgent(ctx); err != nil {
+			return err
 		}
-		app, err := coordinator.NewApp(rows, coordinator.Config{SessionTimeout: partition.Millis(b.cfg.SessionTimeout.Milliseconds()), Node: b.cfg.Node})
-		meta = app // the host calls this before Open or Create returns
-		return app, err
 	}
-	if b.host, err = partition.Open(hc); err != nil {
+	if err := b.openHost(); err != nil {
 		return err
 	}
-	b.running.Go(func() {
-		select {
-		case err, ok := <-b.host.Failed():
-			if ok && err != nil {
-				b.fail(err)
-			}
-		case <-b.serving.Done():
-		}
-	})
-	if b.cfg.Peers != nil {
-		if b.coord, err = b.startAmongPeers(ctx, func() *coordinator.App { return meta }); err != nil {
-			return err
-		}
-	} else if err := b.host.Create(ctx, partition.Metadata); err != nil {
+	if err := b.openMetadata(ctx); err != nil {
 		return err
-	} else {
-		b.coord = coordinator.New(b.host, meta)
-		if _, err := b.coord.Bootstrap(ctx, ""); err != nil {
-			return err
-		}
-		if _, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot()}); err != nil {
-			return err
-		}
 	}
 	b.cluster = b.coord.View().Cluster
 	b.groups = consumer.NewShell(b.host, b.cluster.TokenSecret)
 	b.groups.Explain, b.groups.Lost = b.standsBefore, b.lostUnread
 	b.parts, b.members, b.retention = own{b}, b.coord, newRetention(b)
-	if b.cfg.Peers != nil {
-		b.far = newDispatch(b, b.cfg.Peers)
+	if b.far != nil {
 		b.parts, b.members = b.far, &farMembers{b: b, told: map[uint64]time.Time{}}
 	}
 	b.publisher = router.NewPublisher(b.parts, router.Config{Seed: uint64(time.Now().UnixNano())})
@@ -213,7 +186,86 @@ func (b *Broker) open(ctx context.Context) error {
 	b.running.Go(func() { b.watchSessions(known) })
 	b.running.Go(b.watchDisk)
 	b.running.Go(b.retention.run)
+	if b.agent != nil {
+		close(b.agent.ready)
+		b.agent.nudge()
+	}
 	return ctx.Err()
+}
+
+// openHost brings the partitions up.
+func (b *Broker) openHost() error {
+	board := &coordinator.Board{}
+	hc := b.cfg.Host
+	hc.Node, hc.Store, hc.Logger = b.cfg.Node, b.store, b.log
+	if b.agent != nil {
+		b.agent.hook(&hc)
+	}
+	hc.Name = func(id partition.PartitionID) string { return b.store.NameOf(uint64(id)) }
+	hc.NewApp = func(id partition.PartitionID, rows partition.Rows) (partition.App, error) {
+		if id != partition.Metadata {
+			return consumer.NewApp(id, rows)
+		}
+		app, err := coordinator.NewApp(rows, coordinator.Config{
+			SessionTimeout: partition.Millis(b.cfg.SessionTimeout.Milliseconds()), Node: b.cfg.Node, Board: board, Balance: b.cfg.Balance,
+		})
+		if err == nil {
+			// Those that a snapshot makes later show on the same board.
+			b.metadata.CompareAndSwap(nil, app)
+		}
+		return app, err
+	}
+	var err error
+	if b.host, err = partition.Open(hc); err != nil {
+		return err
+	}
+	b.running.Go(func() {
+		select {
+		case err, ok := <-b.host.Failed():
+			if ok && err != nil {
+				b.fail(err)
+			}
+		case <-b.serving.Done():
+		}
+	})
+	return nil
+}
+
+// openMetadata brings the metadata log up: alone, or among others.
+func (b *Broker) openMetadata(ctx context.Context) error {
+	if b.agent != nil {
+		b.cfg.Peers = b.agent.peers()
+	}
+	if b.cfg.Peers != nil {
+		b.far = newDispatch(b, b.cfg.Peers)
+	}
+	switch {
+	case b.agent != nil && b.agent.identity != nil:
+		// A node has a replica of the metadata log from its first start on.
+		if err := b.host.Join(ctx, partition.Metadata, b.cfg.Node.Replica()); err != nil {
+			return err
+		}
+	default:
+		if err := b.host.Create(ctx, partition.Metadata); err != nil {
+			return err
+		}
+	}
+	app := b.metadata.Load()
+	if app == nil {
+		return errors.New("the metadata log did not come up")
+	}
+	b.coord = coordinator.New(b.host, app)
+	switch {
+	case b.agent != nil:
+		return b.agent.open(ctx)
+	case b.cfg.Peers != nil:
+		return b.cfg.Peers.Metadata(ctx, b.host, b.coord, app)
+	}
+	if _, err := b.coord.Bootstrap(ctx, ""); err != nil {
+		return err
+	}
+	_, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot()})
+	return err
 }
 
 // Addr is the address and port that the broker listens on.
@@ -264,6 +316,9 @@ func (b *Broker) stopping() *refusal {
 func (b *Broker) Close() error {
 	b.closing.Do(func() {
 		start := time.Now()
+		if b.agent != nil && b.started.Load() && b.failure() == nil {
+			b.agent.handOver(context.WithoutCancel(b.serving))
+		}
 		b.stopServing()
 		grace, cancel := context.WithTimeout(context.Background(), b.cfg.StopTime)
 		if err := b.server.Shutdown(grace); err != nil {
@@ -277,6 +332,9 @@ func (b *Broker) Close() error {
 		}
 		b.running.Wait()
 		var errs []error
+		if b.agent != nil {
+			errs = append(errs, b.agent.close())
+		}
 		if b.host != nil {
 			errs = append(errs, b.host.Close())
 		}

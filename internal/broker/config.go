@@ -9,6 +9,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 	"github.com/strandmq/strandmq/partition/logstore"
@@ -85,7 +86,13 @@ type Config struct {
 	// is published meanwhile.
 	RetentionEvery time.Duration
 
-	// Peers is how the node works with others; nil: it is alone.
+	// Cluster makes the node one of several; nil: it is alone, unless the folder is
+	// that of a node of a cluster.
+	Cluster *ClusterConfig
+	// Balance is how eagerly replicas are placed anew.
+	Balance placement.Options
+	// Peers is how the node works with others where Cluster does not say it: for tests
+	// and for other ways to connect nodes.
 	Peers *Peers
 
 	// Store and Host set what the store and the host of the partitions may use.

@@ -40,28 +40,11 @@ var passed = map[string]bool{
 	strandmqv1connect.TopicServiceDeleteTopicProcedure: true, strandmqv1connect.GroupServiceCreateGroupProcedure: true,
 	strandmqv1connect.GroupServiceAlterGroupProcedure: true, strandmqv1connect.GroupServicePauseGroupProcedure: true,
 	strandmqv1connect.GroupServiceResumeGroupProcedure: true, strandmqv1connect.GroupServiceDeleteGroupProcedure: true,
-	strandmqv1connect.GroupServiceDescribeGroupProcedure:     true, // it alone hears of members
+	strandmqv1connect.GroupServiceDescribeGroupProcedure: true, // it alone hears of members
+	// It alone hears of nodes.
 	strandmqv1connect.ClusterServiceDescribeClusterProcedure: true, strandmqv1connect.ClusterServiceCreateJoinTokenProcedure: true,
 	strandmqv1connect.ClusterServiceDrainNodeProcedure: true, strandmqv1connect.ClusterServiceReplaceNodeProcedure: true,
 	strandmqv1connect.ClusterServiceRemoveNodeProcedure: true, strandmqv1connect.ClusterServiceMovePartitionProcedure: true,
-}
-
-// startAmongPeers brings the metadata log up by the peers' say.
-func (b *Broker) startAmongPeers(ctx context.Context, app func() *coordinator.App) (*coordinator.Coordinator, error) {
-	if app() == nil {
-		// Without a replica yet: an empty one that learns.
-		if err := b.host.Create(ctx, partition.Metadata); err != nil {
-			return nil, err
-		}
-	}
-	c := coordinator.New(b.host, app())
-	if err := b.cfg.Peers.Metadata(ctx, b.host, c, app()); err != nil {
-		return nil, err
-	}
-	if c.View().Cluster.ID == "" {
-		return nil, errors.New("the metadata log came up without the cluster's name")
-	}
-	return c, nil
 }
 
 // LeadMetadata finishes what the leader before left half done. It is for a node

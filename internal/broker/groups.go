@@ -71,8 +71,10 @@ func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, []*
 // statesOfRest asks every partition for a group's state, as far as they go on.
 // One that stopped has a stall that says so and no counts, and is left out.
 func (b *Broker) statesOfRest(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]groupState, *leftOut, error) {
-	return b.statesWhere(ctx, t, g, func(coordinator.Partition) bool { return true })
+	return b.statesWhere(ctx, t, g, everywhere)
 }
+
+func everywhere(coordinator.Partition) bool { return true }
 
 // statesWhere is statesOfRest for some partitions; the states of others are empty.
 func (b *Broker) statesWhere(ctx context.Context, t *coordinator.Topic, g *coordinator.Group, where func(coordinator.Partition) bool) ([]groupState, *leftOut, error) {

@@ -21,6 +21,8 @@ type remote struct {
 	url      string
 	parts    nodev1connect.PartitionServiceClient
 	sessions nodev1connect.SessionServiceClient
+
+	membership nodev1connect.MembershipServiceClient
 }
 
 var _ asked = (*remote)(nil)
@@ -33,6 +35,7 @@ func newRemote(n partition.NodeID, client *http.Client, url string) *remote {
 	return &remote{
 		node: n, http: client, url: url,
 		parts: nodev1connect.NewPartitionServiceClient(client, url, opts...), sessions: nodev1connect.NewSessionServiceClient(client, url, opts...),
+		membership: nodev1connect.NewMembershipServiceClient(client, url, opts...),
 	}
 }
 

@@ -19,7 +19,7 @@ import (
 // has started.
 func (b *Broker) nodeHandler() http.Handler {
 	mux := http.NewServeMux()
-	opts := []connect.HandlerOption{connect.WithInterceptors(&hopEdge{b}), connect.WithReadMaxBytes(maxHop), connect.WithCompressMinBytes(compressNever)}
+	opts := []connect.HandlerOption{connect.WithInterceptors(&hopEdge{b: b}), connect.WithReadMaxBytes(maxHop), connect.WithCompressMinBytes(compressNever)}
 	mux.Handle(nodev1connect.NewPartitionServiceHandler(partitionServer{b}, opts...))
 	mux.Handle(nodev1connect.NewSessionServiceHandler(sessionServer{b}, opts...))
 	mux.Handle("/", b.passedOn())
@@ -28,7 +28,10 @@ func (b *Broker) nodeHandler() http.Handler {
 
 // hopEdge is the interceptor around every method between nodes: errors become
 // Failures, panics end one call.
-type hopEdge struct{ b *Broker }
+type hopEdge struct {
+	b     *Broker
+	early bool // calls are answered before the node serves
+}
 
 var _ connect.Interceptor = (*hopEdge)(nil)
 
@@ -36,7 +39,7 @@ var _ connect.Interceptor = (*hopEdge)(nil)
 func (e *hopEdge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (res connect.AnyResponse, err error) {
 		defer e.recover(req.Spec(), &err)
-		if r := e.b.ready(); r != nil {
+		if r := e.b.ready(); r != nil && !(e.early && e.b.serving.Err() == nil) {
 			return nil, e.fail(&partition.ErrStopped{Cause: r})
 		}
 		if res, err = next(ctx, req); err != nil {

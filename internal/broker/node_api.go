@@ -18,12 +18,12 @@ type nodeAPI struct{ b *Broker }
 func (a nodeAPI) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
 	b := a.b
 	res := &strandmqv1.NodeInfoResponse{
-		Version: b.cfg.Version, Node: uint64(b.cfg.Node), Cluster: b.cluster.ID,
-		Started: timestamppb.New(b.startedAt), Faults: b.faults(),
+		Version: b.cfg.Version, Started: timestamppb.New(b.startedAt), Faults: b.faults(),
 	}
 	if !b.started.Load() {
 		return res, nil
 	}
+	res.Node, res.Cluster = uint64(b.cfg.Node), b.cluster.ID
 	res.Disk, res.Scrub = b.diskInfo(), scrubInfo(b.store.Scrub())
 	for _, d := range b.store.Damage() {
 		res.Damage = append(res.Damage, b.damageInfo(d))

@@ -164,15 +164,16 @@ func (b *Broker) findHolders(ctx context.Context) {
 			if g.Phase != coordinator.Ready {
 				continue
 			}
-			if err := b.findGroupHolders(ctx, t, g); err != nil {
+			if err := b.findGroupHolders(ctx, t, g, everywhere); err != nil {
 				b.log.Warn("cannot look for ended sessions", "topic", t.Name, "group", g.Name, "err", err)
 			}
 		}
 	}
 }
 
-func (b *Broker) findGroupHolders(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) error {
-	states, _, err := b.statesOfRest(ctx, t, g)
+// findGroupHolders is findHolders for one group, in some partitions.
+func (b *Broker) findGroupHolders(ctx context.Context, t *coordinator.Topic, g *coordinator.Group, where func(coordinator.Partition) bool) error {
+	states, _, err := b.statesWhere(ctx, t, g, where)
 	if err != nil {
 		return err
 	}

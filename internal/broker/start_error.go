@@ -16,20 +16,24 @@ type StartReason string
 
 // The reasons.
 const (
-	BadConfig     StartReason = "BAD_CONFIG"     // Config.Validate says no
-	BadListen     StartReason = "BAD_LISTEN"     // not an address and port
-	NotLoopback   StartReason = "NOT_LOOPBACK"   // an address that others can reach
-	ListenFailed  StartReason = "LISTEN_FAILED"  // the machine does not give that address or port
-	PortTaken     StartReason = "PORT_TAKEN"     // something listens there
-	FolderInUse   StartReason = "FOLDER_IN_USE"  // another broker has the folder open
-	FolderForeign StartReason = "FOLDER_FOREIGN" // something else is in the folder
-	FolderNewer   StartReason = "FOLDER_NEWER"   // a newer version wrote it
-	FolderDamaged StartReason = "FOLDER_DAMAGED" // what is stored is not what was written
-	FolderAccess  StartReason = "FOLDER_ACCESS"  // no right to read or write it
-	NodeRefused   StartReason = "NODE_REFUSED"   // the folder is not that of this node, or an older copy
-	DiskFull      StartReason = "DISK_FULL"      // no room
-	DiskTooSmall  StartReason = "DISK_TOO_SMALL" // no room ever, whatever is freed
-	StartFailed   StartReason = "START_FAILED"   // anything else
+	BadConfig     StartReason = "BAD_CONFIG"      // Config.Validate says no
+	BadListen     StartReason = "BAD_LISTEN"      // not an address and port
+	NotLoopback   StartReason = "NOT_LOOPBACK"    // an address that others can reach
+	ListenFailed  StartReason = "LISTEN_FAILED"   // the machine does not give that address or port
+	PortTaken     StartReason = "PORT_TAKEN"      // something listens there
+	FolderInUse   StartReason = "FOLDER_IN_USE"   // another broker has the folder open
+	FolderForeign StartReason = "FOLDER_FOREIGN"  // something else is in the folder
+	FolderNewer   StartReason = "FOLDER_NEWER"    // a newer version wrote it
+	FolderDamaged StartReason = "FOLDER_DAMAGED"  // what is stored is not what was written
+	FolderAccess  StartReason = "FOLDER_ACCESS"   // no right to read or write it
+	NodeRefused   StartReason = "NODE_REFUSED"    // the folder is not that of this node, or an older copy
+	FolderHasData StartReason = "FOLDER_HAS_DATA" // a node that joins begins with nothing
+	WrongCluster  StartReason = "WRONG_CLUSTER"   // the folder or the token is of another cluster
+	JoinRefused   StartReason = "JOIN_REFUSED"    // the cluster does not let the node in
+	JoinFailed    StartReason = "JOIN_FAILED"     // the cluster cannot be asked
+	DiskFull      StartReason = "DISK_FULL"       // no room
+	DiskTooSmall  StartReason = "DISK_TOO_SMALL"  // no room ever, whatever is freed
+	StartFailed   StartReason = "START_FAILED"    // anything else
 )
 
 // StartError is why a broker did not start, with the way out in its text.

@@ -240,22 +240,50 @@ func (b *Broker) removeGroup(t *coordinator.Topic, g *coordinator.Group) ([]*str
 // stopped.
 func (b *Broker) forgetGroups(ctx context.Context, m *coordinator.Map, t *coordinator.Topic) error {
 	r := &leftOut{b: b}
-	return r.each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
-		kept, err := b.parts.Groups(ctx, id)
-		if err != nil {
+	return r.each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error { return b.forgetGroupsIn(ctx, m, id) })
+}
+
+// forgetGroupsIn has one partition forget groups that were deleted while it could
+// not be told. Whether a group was deleted, and is not merely unknown to a map that
+// is older than it, the order of the numbers tells.
+func (b *Broker) forgetGroupsIn(ctx context.Context, m *coordinator.Map, id partition.PartitionID) error {
+	kept, err := b.parts.Groups(ctx, id)
+	if err != nil {
+		return err
+	}
+	for _, gid := range kept {
+		if !m.GroupDeleted(coordinator.GroupID(gid)) {
+			continue
+		}
+		b.log.Info("dropping a group that was deleted", "partition", b.partitionName(id), "group", gid)
+		if err := b.parts.DeleteGroup(ctx, id, gid); err != nil {
 			return err
 		}
-		for _, gid := range kept {
-			if _, ok := m.GroupByID(coordinator.GroupID(gid)); ok {
-				continue
-			}
-			b.log.Info("dropping a group that was deleted", "topic", t.Name, "partition", i, "group", gid)
-			if err := b.parts.DeleteGroup(ctx, id, gid); err != nil {
-				return err
-			}
-		}
+	}
+	return nil
+}
+
+// leadPartition finishes, in a partition that begins to be led here, what its leader
+// before may have left: it forgets groups that were deleted, and has the deliveries of
+// sessions that ended lapse.
+func (b *Broker) leadPartition(ctx context.Context, id partition.PartitionID) error {
+	m := b.coord.View()
+	at, ok := m.Place(id)
+	if !ok || at.Topic.Phase != coordinator.Ready {
 		return nil
-	})
+	}
+	if err := b.forgetGroupsIn(ctx, m, id); err != nil {
+		return err
+	}
+	for g := range at.Topic.Groups() {
+		if g.Phase != coordinator.Ready {
+			continue
+		}
+		if err := b.findGroupHolders(ctx, at.Topic, g, func(p coordinator.Partition) bool { return p.ID == id }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // reconcile finishes whatever a stop left half done: topics and groups on their

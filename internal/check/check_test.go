@@ -229,6 +229,11 @@ func TestPlanted(t *testing.T) {
 			h.find(PublishReturn, 2).Lost = false
 			h.find(PublishReturn, 3).Receipts[0].Duplicate = false
 		}},
+		{"duplicate of nothing, routed, has another body", "P1:", func(h *History) {
+			h.Routed = true
+			h.find(PublishReturn, 3).Receipts[1].Duplicate = true
+			h.find(PublishReturn, 3).Receipts[1].Place.Offset = 7
+		}},
 		{"duplicate of nothing", "P9: key \"b\" id \"b1\" is called a duplicate, and was sent once", func(h *History) {
 			h.find(PublishReturn, 1).Receipts[0].Duplicate = true
 		}},

@@ -114,6 +114,10 @@ type History struct {
 	Events []Event
 	Log    []Stored
 	Groups []Group
+	// Routed tells that calls went by nodes that do not lead. Such a node sends a
+	// publish with an id again when the leader died over it, so that what the caller
+	// sent once can be called a duplicate.
+	Routed bool
 }
 
 // Violation is one broken promise, proven by the history.

@@ -63,7 +63,7 @@ func (j *judge) publishing() {
 						if fresh[who] == 2 {
 							j.say("P9", "key %q id %q was accepted twice as new", m.Key, m.ID)
 						}
-					} else if tried[who] < 2 {
+					} else if tried[who] < 2 && !j.h.Routed {
 						j.say("P9", "key %q id %q is called a duplicate, and was sent once", m.Key, m.ID)
 					}
 				}

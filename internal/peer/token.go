@@ -4,6 +4,7 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/subtle"
+	"crypto/x509"
 	"encoding/base32"
 	"hash/crc32"
 	"strings"
@@ -91,3 +92,13 @@ func ParseToken(s string) (Token, error) {
 }
 
 func same(a, b []byte) bool { return subtle.ConstantTimeCompare(a, b) == 1 }
+
+// Pins tells whether the token is for the cluster that a node is in.
+func (t Token) Pins(id *Identity) bool {
+	for _, raw := range id.held.Load().cert.Certificate[1:] {
+		if c, err := x509.ParseCertificate(raw); err == nil && c.IsCA && pin(c) == t.pin {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,119 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/partition"
+	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
+)
+
+// replicas makes what the map wants here, and erases what it names as gone. It
+// tells whether there is something to do yet.
+func (a *agent) replicas(ctx context.Context, m *coordinator.Map, doing *sync.WaitGroup) (more bool) {
+	here := map[partition.PartitionID]bool{}
+	for _, id := range a.b.host.Partitions() {
+		here[id] = true
+		if m.Deleted(id) {
+			more = true
+			a.do(ctx, doing, id, "erasing a partition whose topic was deleted", func(ctx context.Context) error { return a.b.host.Drop(ctx, id) })
+		}
+	}
+	for p := range m.Partitions() {
+		if p.ID == partition.Metadata {
+			continue // a node has it since it joined
+		}
+		fn, what := a.replica(m, p, here[p.ID])
+		if fn == nil {
+			continue
+		}
+		more = true
+		a.do(ctx, doing, p.ID, what, fn)
+	}
+	return more
+}
+
+// replica is what is to be done about the replica of one partition here; nil:
+// nothing.
+func (a *agent) replica(m *coordinator.Map, p *coordinator.Partition, here bool) (do func(context.Context) error, what string) {
+	host, id, self := a.b.host, p.ID, a.b.cfg.Node
+	at, _ := m.Place(id)
+	if at.Topic.Phase == coordinator.Deleting {
+		if !here {
+			return nil, ""
+		}
+		return func(ctx context.Context) error { return host.Drop(ctx, id) }, "erasing a partition whose topic is being deleted"
+	}
+	if l, ok := p.Left(self); ok && l.Out {
+		// The partition's leader has said, and the metadata log knows, that no vote of
+		// it counts.
+		return func(ctx context.Context) error {
+			info, err := host.Info(id)
+			switch {
+			case errors.As(err, new(*partition.ErrUnknownPartition)):
+			case err != nil:
+				return err
+			case info.Replica != l.ID:
+				return &partition.ErrOtherReplica{Partition: id, Have: info.Replica, Want: l.ID}
+			default:
+				if err := host.Drop(ctx, id); err != nil {
+					return err
+				}
+			}
+			return a.sayErased(ctx, id, l.ID)
+		}, "erasing a replica that left this node"
+	}
+	r, ok := p.Replica(self)
+	if !ok || here {
+		return nil, ""
+	}
+	// While its topic is made, its voters are those that it begins with. Later a
+	// majority of those was there, and whoever comes now is fed by the leader.
+	if at.Topic.Phase == coordinator.Creating && r.Incarnation() == 0 {
+		voters := p.Replicas
+		return func(ctx context.Context) error { return host.CreateReplicas(ctx, id, r, voters) }, "making a replica"
+	}
+	return func(ctx context.Context) error { return host.Join(ctx, id, r) }, "making a replica that is to be fed"
+}
+
+// sayErased tells the metadata log that a replica is erased.
+func (a *agent) sayErased(ctx context.Context, id partition.PartitionID, r partition.ReplicaID) error {
+	if a.leadsMetadata() {
+		return a.b.coord.Left(ctx, id, r)
+	}
+	_, err := atMetadata(ctx, a.b, true, func(rm *remote) (*nodev1.ErasedResponse, error) {
+		return rm.membership.Erased(ctx, &nodev1.ErasedRequest{Partition: uint64(id), Replica: uint64(r)})
+	})
+	return err
+}
+
+// created is Peers.Created: a leader that answers has a majority behind it.
+func (a *agent) created(ctx context.Context, id partition.PartitionID) error {
+	a.nudge()
+	for {
+		_, err := a.b.far.Info(ctx, id)
+		if err == nil || !notTaken(err) || ctx.Err() != nil {
+			return err
+		}
+		select {
+		case <-time.After(agentPause): // between two looks
+		case <-ctx.Done():
+			return err
+		}
+	}
+}
+
+// dropped is Peers.Dropped. Every node erases its replica when its map says that
+// the topic goes, or that it is gone; one that is away does it when it is back.
+func (a *agent) dropped(ctx context.Context, id partition.PartitionID) error {
+	return a.b.host.Drop(ctx, id)
+}
+
+func (a *agent) leadsMetadata() bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.meta
+}
