@@ -166,10 +166,9 @@ func (l *lane) send() {
 	if n != 0 && n != l.d.b.cfg.Node {
 		p = l.d.pipe(n)
 	}
-	for _, x := range l.queue {
-		if x.sent {
-			continue
-		}
+	// Where a lane sends, what it sent before stands in front: a refusal stops it
+	// until nothing is on its way.
+	for _, x := range l.queue[l.sent:] {
 		x.sent, x.err = true, nil
 		opens := l.closed
 		l.closed = false
@@ -221,8 +220,8 @@ func (l *lane) answer(x *parcel, stored []partition.Stored, err error) {
 		x.sent, x.err, x.maybe = false, err, x.maybe || unknown
 		l.stop(err, !unknown && !notTaken(err))
 	}
-	over := []*parcel{}
-	if !slices.Contains(l.queue, x) {
+	var over []*parcel
+	if x.sent { // else it goes again
 		over = append(over, x)
 	}
 	if l.sent == 0 && l.stops != nil {
@@ -268,7 +267,13 @@ func (l *lane) drop(x *parcel) {
 	n := len(x.batch.Bytes())
 	l.bytes -= n
 	l.d.queued -= n
-	l.queue = slices.DeleteFunc(l.queue, func(y *parcel) bool { return y == x })
+	if l.queue[0] == x { // answers come in order, but for those of this node
+		l.queue[0] = nil
+		l.queue = l.queue[1:]
+		return
+	}
+	i := slices.Index(l.queue, x)
+	l.queue = slices.Delete(l.queue, i, i+1)
 }
 
 // drained goes on after everything that was sent has its answer. It returns the
