@@ -35,13 +35,14 @@ type lane struct {
 
 	// Guarded by d.mu.
 	queue   []*parcel
-	sent    int    // without an answer
-	bytes   int    // of the queue
-	next    uint64 // numbers the parcels
-	stops   error  // what was refused, or broke: nothing is sent until sent is 0
-	final   bool   // that does not pass by asking elsewhere
-	unknown uint64 // the first parcel that ended unknown; 0: none
-	closed  bool   // there was a refusal: the next batch opens the lane at the leader
+	sent    int              // without an answer
+	to      partition.NodeID // where those went
+	bytes   int              // of the queue
+	next    uint64           // numbers the parcels
+	stops   error            // what was refused, or broke: nothing is sent until sent is 0
+	final   bool             // that does not pass by asking elsewhere
+	unknown uint64           // the first parcel that ended unknown; 0: none
+	closed  bool             // there was a refusal: the next batch opens the lane at the leader
 	wait    time.Duration
 	timer   *time.Timer // a look for the leader is to come
 }
@@ -124,14 +125,19 @@ func (f farSource) PublishBatch(id uint64, b record.Batch, done func([]partition
 // publish stores a batch here by its source, or puts it into its lane.
 func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]partition.Stored, error)) error {
 	pid := partition.PartitionID(id)
-	d.mu.Lock()
-	l := d.lanes[pid]
-	d.mu.Unlock()
-	if l == nil && d.here(pid) {
+	if d.takeOff(pid) {
 		if r := d.b.disk.refuse(); r != nil {
+			d.land(pid)
 			return r
 		}
-		err := d.misled(pid, here.PublishBatch(id, b, done))
+		err := d.misled(pid, here.PublishBatch(id, b, func(stored []partition.Stored, err error) {
+			done(stored, err) // first: then who gave it knows
+			d.land(pid)
+		}))
+		if err == nil {
+			return nil
+		}
+		d.land(pid)
 		if !notTaken(err) {
 			return err
 		}
@@ -142,7 +148,13 @@ func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]p
 	if d.shut {
 		return &partition.ErrStopped{}
 	}
-	if l = d.lanes[pid]; l == nil {
+	if d.aloft[pid] > 0 {
+		// It was led here a moment ago. What is on its way may yet be refused, and
+		// nothing may be stored behind that until its publisher has heard.
+		return &partition.ErrFull{Partition: pid, RetryAfter: laneFull}
+	}
+	l := d.lanes[pid]
+	if l == nil {
 		l = &lane{d: d, id: pid}
 		d.lanes[pid] = l
 	}
@@ -159,9 +171,35 @@ func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]p
 	return nil
 }
 
+// takeOff counts a batch that goes to this node's host past the lanes, if it may:
+// the partition is led here, and nothing of it is on its way elsewhere.
+func (d *dispatch) takeOff(id partition.PartitionID) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.shut || d.lanes[id] != nil || d.leader1(id) != d.b.cfg.Node {
+		return false
+	}
+	d.aloft[id]++
+	return true
+}
+
+// land counts one that has its answer, or was not taken.
+func (d *dispatch) land(id partition.PartitionID) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.aloft[id]--; d.aloft[id] == 0 {
+		delete(d.aloft, id)
+	}
+}
+
 // send gives what was not sent to the pipe of the leader's node. d.mu is held.
 func (l *lane) send() {
 	n := l.d.leader1(l.id)
+	if l.sent > 0 && n != l.to {
+		l.stops = errMoved
+		return
+	}
+	l.to = n
 	var p *pipe
 	if n != 0 && n != l.d.b.cfg.Node {
 		p = l.d.pipe(n)
@@ -180,14 +218,16 @@ func (l *lane) send() {
 			p.put(packet{lane: l, parcel: x, opens: opens})
 		default:
 			go l.toOwn(x) // the only one: the others wait for its answer
-			l.stops = errOneByOne
+			l.stops = errMoved
 			return
 		}
 	}
 }
 
-// errOneByOne holds a lane while a batch of it goes to this node.
-var errOneByOne = errors.New("the partition moved here: its batches go one by one until none waits")
+// errMoved holds a lane until everything that was sent has its answer, since the
+// partition is led elsewhere: what is on its way may yet be refused, and what
+// followed it at once would be stored before it. To this node batches go one by one.
+var errMoved = errors.New("the partition moved, and batches for where it was led have no answer yet")
 
 // toOwn stores a parcel where the partition came back to this node.
 func (l *lane) toOwn(x *parcel) {
@@ -256,7 +296,7 @@ func passes(err error) bool {
 }
 
 func (l *lane) stop(err error, final bool) {
-	if l.stops == nil || errors.Is(l.stops, errOneByOne) {
+	if l.stops == nil || errors.Is(l.stops, errMoved) {
 		l.stops = err
 	}
 	l.final = l.final || final
@@ -286,7 +326,7 @@ func (l *lane) drained() (over []*parcel) {
 			x.err = &partition.ErrOutcomeUnknown{Partition: l.id, Why: "the connection to its leader broke, and no leader was found in time"}
 		case x.err == nil || errors.As(x.err, new(*errUnreached)) || errors.As(x.err, new(*partition.ErrOutcomeUnknown)):
 			x.err = refused(l.id, why)
-			if errors.As(x.err, new(*partition.ErrOutcomeUnknown)) {
+			if errors.As(x.err, new(*partition.ErrOutcomeUnknown)) || errors.Is(x.err, errMoved) {
 				x.err = notLed(l.id) // it is known of this one: it was not sent
 			}
 		}
@@ -304,7 +344,7 @@ func (l *lane) drained() (over []*parcel) {
 	if len(l.queue) == 0 {
 		return over
 	}
-	if errors.Is(why, errOneByOne) {
+	if errors.Is(why, errMoved) {
 		l.stops = nil
 		l.send()
 		return over
