@@ -61,7 +61,8 @@ func (b *Broker) LeadMetadata(ctx context.Context) error {
 // control passes calls on that this node cannot answer.
 func (b *Broker) control(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if b.far == nil || !passed[r.URL.Path] || b.ready() != nil || b.far.here(partition.Metadata) {
+		// What far is stands fast when the node is ready.
+		if !passed[r.URL.Path] || b.ready() != nil || b.far == nil || b.far.here(partition.Metadata) {
 			next.ServeHTTP(w, r)
 			return
 		}
