@@ -265,7 +265,7 @@ func (s partitionServer) Discard(ctx context.Context, req *nodev1.DiscardRequest
 // own answer, so those of partitions that are led elsewhere are refused alone.
 func (s partitionServer) Settle(ctx context.Context, req *nodev1.SettleRequest) (*nodev1.SettleResponse, error) {
 	list := settlementsFrom(req.GetSettlements())
-	return &nodev1.SettleResponse{Results: s.b.settledTo(own{s.b}.settle(ctx, consumer.GroupID(req.GetGroup()), list))}, nil
+	return &nodev1.SettleResponse{Results: s.b.settledTo(own(s).settle(ctx, consumer.GroupID(req.GetGroup()), list))}, nil
 }
 
 // Receive implements nodev1connect.PartitionServiceHandler.

@@ -269,9 +269,9 @@ func (l own) settle(ctx context.Context, gid consumer.GroupID, list []consumer.S
 // a partition is kept: what is not taken there is none of it taken.
 func (d *dispatch) settle(ctx context.Context, gid consumer.GroupID, list []consumer.Settlement) []consumer.SettleResult {
 	out := make([]consumer.SettleResult, len(list))
-	todo := make([]int, len(list))
+	todo := make([]int, 0, len(list))
 	for i := range list {
-		todo[i] = i
+		todo = append(todo, i)
 	}
 	p := newPatience(ctx)
 	for {

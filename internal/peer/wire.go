@@ -2,6 +2,7 @@ package peer
 
 import (
 	"encoding/binary"
+	"errors"
 	"io"
 	"strings"
 	"unicode/utf8"
@@ -99,7 +100,7 @@ func readBody(r io.Reader, n int) ([]byte, error) {
 
 // unexpected: a stream that ends behind a header ends too early.
 func unexpected(err error) error {
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		return io.ErrUnexpectedEOF
 	}
 	return err

@@ -262,7 +262,7 @@ func (im *Import) finish(body []byte) error {
 		return &ErrBadSnapshot{What: fmt.Sprintf("it ends at entry %d of term %d, which is not what its head says", im.at.index, im.at.term)}
 	}
 	// The spaces behind the last row are empty, and that has to be said, too.
-	for spaces := perPartition(); im.space < len(spaces)-1; {
+	for im.space < len(perPartition())-1 {
 		if err := im.leap(im.space + 1); err != nil {
 			return err
 		}
