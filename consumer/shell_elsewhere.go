@@ -143,7 +143,7 @@ func (st *Stream) Adopt(p partition.PartitionID, after uint64) {
 	}
 	st.adopts[p] = true
 	st.mu.Unlock()
-	if err := st.s.host.Post(p, q); err != nil {
+	if err := st.s.host.Tell(p, q); err != nil { // a full queue is no reason to lose them
 		st.mu.Lock()
 		delete(st.adopts, p)
 		st.mu.Unlock()
