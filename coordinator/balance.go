@@ -98,7 +98,7 @@ func (b *balancer) wake(now partition.Millis) partition.Millis {
 	return wake
 }
 
-// silent is how long a node was not heard of.
+// silentFor is how long a node was not heard of.
 func silentFor(since map[partition.NodeID]partition.Millis, now partition.Millis) func(partition.NodeID) partition.Millis {
 	return func(n partition.NodeID) partition.Millis {
 		if at, ok := since[n]; ok {

@@ -340,7 +340,7 @@ func (mc *machine) createJoinToken(c *storagev1.CreateJoinToken) *result {
 	var hash TokenHash
 	expires := partition.Millis(c.GetExpiresMs())
 	if len(c.GetHash()) != len(hash) || expires <= mc.clock || expires > mc.clock+maxTokenLife {
-		return refuse(&ErrInvalid{Faults: []Fault{{"valid_ms", "use 1 ms to 7 days"}}})
+		return refuse(&ErrInvalid{Faults: []Fault{{"valid_ms", validTime}}})
 	}
 	copy(hash[:], c.Hash)
 	if t, ok := mc.m.findToken(hash); ok {

@@ -30,7 +30,8 @@ type Config struct {
 	Tick time.Duration
 	// Send takes frames that go to another node, in order, several partitions'
 	// together: at most about 4 MiB a call, or one frame that is larger. It must
-	// not block; it may drop them, late ones rather than none. The slice is the
+	// not block; it may drop them, late ones rather than none. Two goroutines call
+	// it: the second only tells that the disk hangs. The slice is the
 	// host's again when it returns; a frame is never changed. Nil: there are no
 	// other nodes.
 	Send func(to NodeID, frames []Frame)

@@ -72,7 +72,7 @@ func (h *Host) Receive(from NodeID, frames []Frame) {
 		bytes += int64(frames[i].size())
 	}
 	if n := h.arriving.Add(bytes); n > h.cfg.ReceiveBytes && n > bytes {
-		// The bytes are those of entries. Without the small ones nothing would
+		// Entries are what takes room. Without the small ones nothing would
 		// ever get better: by them leaders live, and learn to send again.
 		all := len(frames)
 		frames = slices.DeleteFunc(slices.Clone(frames), func(f Frame) bool { return f.kind == frameAppend })

@@ -88,7 +88,7 @@ func (w *work) dead(id partition.NodeID) bool  { return w.node(id).Silent > w.op
 // takes tells whether a node is given replicas.
 func (w *work) takes(id partition.NodeID) bool { return w.there(id) && !w.node(id).Draining }
 
-// leads tells whether a node may be the one that is to lead. One that is silent
+// mayLead tells whether a node may be the one that is to lead. One that is silent
 // for a moment stays it.
 func (w *work) mayLead(id partition.NodeID) bool { return !w.dead(id) && !w.node(id).Draining }
 

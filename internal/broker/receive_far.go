@@ -50,7 +50,7 @@ func (d *dispatch) receive(ctx context.Context, req consumer.ReceiveRequest) ([]
 		if left <= 0 {
 			return nil, idle, nil
 		}
-		if err := d.awaitSome(ctx, req, min(left, max(pause, 0)), left); err != nil {
+		if err := d.awaitSome(ctx, req, min(left, pause), left); err != nil {
 			return nil, "", err
 		}
 		pause = min(max(2*pause, 5*time.Millisecond), 100*time.Millisecond)

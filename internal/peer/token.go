@@ -50,9 +50,6 @@ func NewToken(authority []byte) (Token, error) {
 // Hash is what the cluster keeps of a token's secret.
 func Hash(secret []byte) [sha256.Size]byte { return sha256.Sum256(secret) }
 
-// SameHash compares without telling by its time where they differ.
-func SameHash(a, b [sha256.Size]byte) bool { return subtle.ConstantTimeCompare(a[:], b[:]) == 1 }
-
 // String is the token's text form. It is a secret.
 func (t Token) String() string {
 	b := append([]byte{tokenVersion}, t.Secret[:]...)
