@@ -40,8 +40,9 @@ type agent struct {
 	wake      chan struct{} // look again; holds one
 	ready     chan struct{} // closed when the node serves
 
-	setNodes uint64 // Map.Placed when the connections were told last; run's
-	told     bool   // they were told at all; run's
+	setNodes uint64    // Map.Placed when the connections were told last; run's
+	told     bool      // they were told at all; run's
+	undone   time.Time // since when, as the leader of the metadata log, this node sees something unfinished; run's
 
 	mu      sync.Mutex
 	clients map[partition.NodeID]*http.Client   // guarded by mu
@@ -66,6 +67,7 @@ const (
 	agentRest   = 500 * time.Millisecond // after something failed
 	agentIdle   = 10 * time.Second       // between looks that nothing asked for
 	agentCall   = 15 * time.Second       // what one change may take
+	agentUndone = 10 * time.Second       // what is begun and not finished for so long is taken up again
 	agentReturn = 5 * time.Second        // a node must be up for so long before leaderships go back to it
 )
 

@@ -30,12 +30,38 @@ func (a *agent) leads(ctx context.Context, m *coordinator.Map, doing *sync.WaitG
 				continue
 			}
 		}
+		if p.ID == partition.Metadata && a.abandoned(m) {
+			more = true
+			a.do(ctx, doing, p.ID, "finishing topics and groups", a.b.reconcile)
+			continue
+		}
 		w := a.membership(m, p, info)
 		s := w.next()
 		more = more || s.what != stepNone || s.waiting
 		a.carry(ctx, doing, p, s)
 	}
 	return more
+}
+
+// abandoned tells whether something is unfinished for longer than whoever began it
+// should take: a partition had no leader, or the call was given up.
+func (a *agent) abandoned(m *coordinator.Map) bool {
+	select {
+	case <-a.ready:
+	default:
+		return false
+	}
+	u := m.Unfinished()
+	switch {
+	case len(u.Topics)+len(u.Groups) == 0:
+		a.undone = time.Time{}
+	case a.undone.IsZero():
+		a.undone = time.Now()
+	case time.Since(a.undone) > agentUndone:
+		a.undone = time.Time{}
+		return true
+	}
+	return false
 }
 
 // begins tells whether a partition began to be led here, and that is not attended

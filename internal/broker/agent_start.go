@@ -258,7 +258,7 @@ func (a *agent) found(ctx context.Context) error {
 // has it.
 func (a *agent) announce(ctx context.Context) error {
 	b, at := a.b, a.address()
-	last := time.Now()
+	last, member := time.Now(), time.Now()
 	for {
 		err := a.sayWhere(ctx, at)
 		if err == nil {
@@ -267,6 +267,12 @@ func (a *agent) announce(ctx context.Context) error {
 		switch reasonOf(err) {
 		case "NODE_ACTIVE", "NODE_GONE", "UNKNOWN_NODE", "BAD_VALUE":
 			return &StartError{Reason: NodeRefused, Text: "the cluster refuses this node: " + wordsOf(err), Err: err}
+		}
+		if !a.shutOut() {
+			member = time.Now()
+		} else if time.Since(member) > outcastAfter {
+			return &StartError{Reason: NodeRefused, Err: err, Text: fmt.Sprintf(
+				"the other nodes say that node %v is not in the cluster: it was removed, or given up, and never comes back; start it on an empty data folder, as a new node that joins", b.cfg.Node)}
 		}
 		if time.Since(last) > waitingTold {
 			last = time.Now()
@@ -291,8 +297,31 @@ func (a *agent) announce(ctx context.Context) error {
 	}
 }
 
-// waitingTold is how often it is said that a node waits.
-const waitingTold = 5 * time.Second
+const (
+	// waitingTold is how often it is said that a node waits.
+	waitingTold = 5 * time.Second
+	// outcastAfter is how long every node that answers must say that this one is none
+	// of them: the map of one may be older than this node's join.
+	outcastAfter = 5 * time.Second
+)
+
+// shutOut tells whether every node that answers says that this one is none of them.
+func (a *agent) shutOut() bool {
+	said := false
+	for _, n := range a.transport.Nodes() {
+		var refused *peer.ErrRefused
+		switch {
+		case n.To:
+			return false
+		case !errors.As(n.Err, &refused): // it does not answer
+		case refused.Reason != peer.NotMember:
+			return false
+		default:
+			said = true
+		}
+	}
+	return said
+}
 
 func pauseFor(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
