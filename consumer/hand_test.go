@@ -93,6 +93,75 @@ func TestQueryWhenPlansAreLost(t *testing.T) {
 	}
 }
 
+// What a plan would have handed out again goes with the next one when the log lost that
+// plan: a leader that hands its leadership over, and keeps it after all, loses some.
+func TestLostPlanGivesBackWhatItWouldHandOutAgain(t *testing.T) {
+	w, p := asked(t)
+	w.publishOnly(1, "b")
+	turn := func() (cmds [][]byte) { cmds, _ = p.app.Drive(w.now, p); return cmds }
+	// Both are handed out and given back, so that they are known.
+	y := newTally(t, 2)
+	p.app.Event(demand{Group: 1, Member: "A", Session: 1, Shares: 1, Taker: y})
+	for _, c := range turn() {
+		p.apply(c)
+	}
+	turn()
+	if len(y.got) != 2 {
+		t.Fatalf("%d deliveries", len(y.got))
+	}
+	y.open = false
+	for _, c := range [][]byte{encodeSessions(cmdLeave, w.now, 1, "A", 2)} {
+		p.apply(c)
+	}
+	// The first plan is lost, the second one is not.
+	one := newTally(t, 1)
+	p.app.Event(demand{Group: 1, Member: "B", Session: 1, Shares: 1, Taker: one})
+	if cmds := turn(); len(cmds) != 1 {
+		t.Fatalf("%d commands", len(cmds))
+	}
+	two := newTally(t, 1)
+	p.app.Event(demand{Group: 1, Member: "C", Session: 1, Shares: 1, Taker: two})
+	cmds := turn()
+	if len(cmds) != 1 {
+		t.Fatalf("%d commands", len(cmds))
+	}
+	p.apply(cmds[0])
+	for range 3 {
+		for _, c := range turn() {
+			p.apply(c)
+		}
+	}
+	if len(one.got) != 1 || len(two.got) != 1 {
+		t.Fatalf("%d deliveries to the first, %d to the second", len(one.got), len(two.got))
+	}
+}
+
+// A leader looks after a plan that it waits for, if nothing else happens.
+func TestOpenPlanIsLookedAfter(t *testing.T) {
+	w, p := asked(t)
+	p.app.Event(demand{Group: 1, Member: "A", Session: 1, Shares: 1, Taker: newTally(t, 1)})
+	if _, wake := p.app.Drive(w.now, p); wake <= w.now || wake > w.now+planPatience+1 {
+		t.Fatalf("it wants its turn at %d, now is %d", wake, w.now)
+	}
+}
+
+// Calls that came and went leave nothing behind where there is nothing to hand out.
+func TestCallsThatWentAreForgotten(t *testing.T) {
+	w := newWorld(1)
+	p := w.parts[1]
+	p.apply(encodeCreate(w.now, GroupSpec{ID: 1, Name: "G", Policy: Default()}))
+	for range 100 {
+		y := newTally(t, 1)
+		p.app.Event(demand{Group: 1, Member: "A", Session: 1, Shares: 1, Taker: y})
+		p.app.Drive(w.now, p)
+		y.open = false
+	}
+	h := p.app.group(1).hand
+	if n := len(h.lanes[0].queue); n > 2 || len(h.waiters) > 2 {
+		t.Fatalf("%d in the queue, %d waiters", n, len(h.waiters))
+	}
+}
+
 // Of two calls of one request the one that was made later gets the deliveries,
 // whichever asks the partition first.
 func TestOlderCallDoesNotSupersedeItsRetry(t *testing.T) {

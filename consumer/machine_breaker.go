@@ -207,6 +207,7 @@ func (h *hand) probe(now partition.Millis, p *openPlan, budget *int) {
 	e := &h.g.entries[best.slot]
 	if w := h.pick(of, p, e.size); w != none {
 		e.planned = true // its place in the heap is passed over later
+		p.again = append(p.again, e.offset)
 		h.writer.redeliver(e.offset, int(w))
 		*budget--
 	}

@@ -106,6 +106,9 @@ func (h *hand) catchUp(now partition.Millis, cmds [][]byte) [][]byte {
 // wake is when the hand wants its next turn, by the leader's own clock.
 func (h *hand) wake(now partition.Millis) partition.Millis {
 	if !h.timed() {
+		if len(h.open) > 0 {
+			return now + max(h.open[0].at+planPatience+1-h.pace.time, 1) // it may be lost
+		}
 		return 0 // what timers are left are those of what is settled
 	}
 	next := h.pace.time + pulse

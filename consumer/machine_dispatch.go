@@ -270,6 +270,7 @@ func (h *hand) redeliver(now partition.Millis, p *openPlan, budget *int) (full b
 			}
 			l.ready.pop()
 			e.planned = true
+			p.again = append(p.again, e.offset)
 			h.writer.redeliver(e.offset, int(w))
 			*budget--
 		}

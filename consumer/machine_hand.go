@@ -160,6 +160,7 @@ type openPlan struct {
 	waiters []*waiter
 	taken   []credit
 	got     [][]handOut
+	again   []partition.Offset // what it would hand out that was scanned before
 }
 
 type credit struct{ n, bytes int }
@@ -449,7 +450,9 @@ func (h *hand) demand(d demand) {
 			o.heir = w
 			h.dismiss(o, &ErrSuperseded{})
 		}
-		if !o.gone {
+		if o.gone {
+			h.unline(o)
+		} else {
 			kept = append(kept, o)
 			most = max(most, o.Shares)
 		}
@@ -541,6 +544,9 @@ func (h *hand) planApplied(id uint64) *openPlan {
 		for _, lost := range h.open[:i] {
 			h.drop(lost)
 			h.behind = true
+			for _, o := range lost.again {
+				h.unplan(o)
+			}
 		}
 		h.open = slices.Delete(h.open, 0, i+1)
 		return p

@@ -35,6 +35,7 @@ type core struct {
 	now      Millis // of the last look at the timers
 
 	stopping bool // Apps get no more turns
+	hangs    bool // the disk does, besides what the store knows of: see Node.Hangs
 	share    int  // of its queues that a replica may give in the pump under way: work
 
 	needed   []neededSnapshot         // snapshots that are to be sent
@@ -225,6 +226,14 @@ func (c *core) receive(f Frame) {
 	}
 	if r.taking != nil {
 		return // raft is to have the snapshot alone
+	}
+	switch f.kind {
+	case frameAppend, frameHeartbeat, frameSleep:
+		// Who leads and is down is a leader no more, although some of what it says
+		// still comes: it hears no answer, or its disk does not come back.
+		if known, up := c.heard(f.From.Node()); known && !up {
+			return
+		}
 	}
 	switch f.kind {
 	case frameSnapshot:
