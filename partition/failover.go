@@ -206,7 +206,7 @@ func (c *core) tick() {
 			c.rouseOn(n) // and with equal ticks in no order that matters
 		}
 	}
-	stuck := c.store.Stuck() > 0
+	stuck := c.store.Stuck() > 0 || c.hangs
 	for _, r := range c.order {
 		if r.asleep || r.single && r.isLead || r.fault != nil || r.taking != nil {
 			continue

@@ -18,6 +18,11 @@ import (
 // ever and must not be called.
 type Node struct {
 	*Host
+
+	// OnSwitch hears of partitions in whose place a snapshot was put. Nil: nobody asks.
+	OnSwitch func(PartitionID)
+
+	halves map[PartitionID]*logstore.Import // snapshots of which some is here
 }
 
 // Write is what a step wrote, on its way to the disk. Writes become durable in the
@@ -45,7 +50,7 @@ func OpenNode(cfg Config) (*Node, error) {
 	if err := h.restore(); err != nil {
 		return nil, err
 	}
-	return &Node{h}, nil
+	return &Node{Host: h, halves: make(map[PartitionID]*logstore.Import)}, nil
 }
 
 // CreateOn makes a partition with these voters, this node among them.
@@ -57,7 +62,7 @@ func (n *Node) CreateOn(id PartitionID, voters ...NodeID) error {
 	if err := n.core.create(id, n.cfg.Node.Replica(), ids...); err != nil {
 		return err
 	}
-	n.shelves[id] = n.core.replicas[id].shelf
+	n.list(id)
 	return nil
 }
 
@@ -184,6 +189,28 @@ func (n *Node) EachRow(id PartitionID, fn func(key, value []byte)) error {
 		return err
 	}
 	return r.rows.Scan(nil, nil, func(k, v []byte) bool { fn(k, v); return true })
+}
+
+// EachOwnRow calls fn with what a partition keeps beside its log and its App's rows,
+// of what it still needs: its applied state, and the rows that find duplicates. They
+// depend on the log alone.
+func (n *Node) EachOwnRow(id PartitionID, fn func(key, value []byte)) error {
+	r, err := n.core.replica(id)
+	if err != nil {
+		return err
+	}
+	st := r.log.state
+	fn(nil, st.append(nil))
+	if len(st.buckets) == 0 {
+		return nil
+	}
+	for _, ns := range []logstore.Namespace{logstore.IDs, logstore.Producers} {
+		err := n.cfg.Store.Iterate(ns, uint64(id), bucketKey(nil, st.buckets[0]), nil, func(k, v []byte) bool { fn(k, v); return true })
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // EachEntry calls fn with the entries that are applied, from an index on, as they

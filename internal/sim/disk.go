@@ -28,6 +28,7 @@ type disk struct {
 	current *logFile // the newest log
 	files   int
 	failing error // what the next fsync of a log ends with
+	lies    bool  // what is told of as durable need not be
 }
 
 // mark is how much of which log a write reaches.
@@ -37,6 +38,8 @@ type mark struct {
 }
 
 var errDisk = errors.New("input/output error (simulated)")
+
+func newEmptyDisk() *disk { return &disk{mem: vfs.NewCrashableMem()} }
 
 func newDisk(mem *vfs.MemFS) *disk {
 	return &disk{FS: mem, mem: mem, through: true}
@@ -63,6 +66,37 @@ func (d *disk) wrap(name string, f vfs.File, err error) (vfs.File, error) {
 	d.files++
 	d.current = &logFile{File: f, d: d}
 	return d.current, nil
+}
+
+// OpenReadWrite implements vfs.FS.
+func (d *disk) OpenReadWrite(name string, c vfs.DiskWriteCategory, opts ...vfs.OpenOption) (vfs.File, error) {
+	f, err := d.FS.OpenReadWrite(name, c, opts...)
+	if err != nil || !strings.HasSuffix(name, "WITNESS") {
+		return f, err
+	}
+	return &testimony{f, d}, nil
+}
+
+// testimony is the file in which a store says how far it was synced. It counts the
+// fsyncs that returned, and here they return at once: so what it tells of has to be
+// durable before it is written.
+type testimony struct {
+	vfs.File
+	d *disk
+}
+
+func (f *testimony) WriteAt(p []byte, at int64) (int, error) {
+	f.d.mu.Lock()
+	defer f.d.mu.Unlock()
+	if f.d.dead {
+		return len(p), nil
+	}
+	if c := f.d.current; c != nil && !f.d.lies {
+		if err := c.settle(c.written); err != nil {
+			return 0, err
+		}
+	}
+	return f.File.WriteAt(p, at)
 }
 
 // hold begins to keep back what is not durable.
@@ -92,6 +126,13 @@ func (d *disk) fail() {
 	d.mu.Lock()
 	d.failing = errDisk
 	d.mu.Unlock()
+}
+
+// has tells whether what goes up to a mark is durable.
+func (d *disk) has(m mark) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return m.file.durable >= m.to
 }
 
 // kept is how many bytes of the newest log are durable.

@@ -17,7 +17,8 @@
 // run, and a failure comes back as often as it is asked for. It promises that a run
 // which the judge accepted kept: what was acknowledged, at its offset; the order of
 // keys and producers; one delivery of a key at a time; attempts, tokens and acks;
-// counts that add up; one leader a term; entries that never change once applied; and
+// counts that add up; one leader and one vote a term; entries that never change once
+// applied, and are on most disks by then (ballot.go); and
 // rows of groups that depend on the log alone. With Options.Live it also promises
 // that everything is done once the faults end.
 //
@@ -33,8 +34,9 @@
 // loop is node.go's: what partition.Host does in goroutines is not run here, nor is
 // the API, the metadata log, and the waiting of a unary Receive.
 //
-// Snapshots go over the simulated network as a whole, and are taken into the store
-// within one step. Voters do not change.
+// Snapshots go over the simulated network as streams, and are taken into the store
+// within one step. What replicas there are is decided by the simulator (place.go), as
+// the cluster's metadata and its nodes' agents would; the core carries it out.
 //
 // docs/simulator.md says how to run it and how to read what it finds.
 package sim

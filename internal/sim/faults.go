@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"slices"
 	"time"
 
 	"github.com/strandmq/strandmq/partition"
@@ -9,7 +10,7 @@ import (
 // faults has them happen, one after another, each for a while.
 func (s *Sim) faults() {
 	var kinds []string
-	for _, k := range faultKinds {
+	for _, k := range append(slices.Clone(faultKinds), "lose") {
 		if s.plan.has(k) {
 			kinds = append(kinds, k)
 		}
@@ -59,6 +60,12 @@ func (s *Sim) strike(kind string) {
 				v.off("power cut", r.IntN(3))
 				s.after(s.between(r, 10*time.Millisecond, 3*time.Second), "start", v.back)
 			})
+		}
+	case "lose":
+		if s.mayLose(n) {
+			n.lose()
+			s.count.placed["disk lost"]++
+			s.after(s.between(r, 10*time.Millisecond, 10*time.Second), "start", n.back)
 		}
 	case "stall":
 		n.stalls = s.between(r, 20*time.Millisecond, 4*time.Second)
@@ -119,51 +126,3 @@ func (t *net) sever(s *Sim, n *node) {
 }
 
 func (t *net) fine() { t.loss, t.twin, t.slow = 0, 0, 2*time.Millisecond }
-
-// patience is how long it may take after everything is healed until all is done: as
-// long as a clock that was set back by an hour makes what is out last, and a few
-// rounds of that for dead letters.
-const patience = 10 * time.Minute
-
-// heal ends all faults, and demands that all gets done.
-func (s *Sim) heal() {
-	s.healed = true
-	s.say("everything is healed")
-	clear(s.net.cuts)
-	s.net.fine()
-	s.plan.lossy, s.plan.twice = 0, 0
-	for _, n := range s.nodes {
-		n.stalls = 0
-		n.setClock(0, 0)
-		n.failing = false
-		n.back()
-	}
-	for _, c := range s.clients {
-		c.heal()
-	}
-	healed := s.now
-	var look func()
-	look = func() {
-		why := s.undone()
-		if why == "" {
-			s.final()
-			s.over("all is done")
-			return
-		}
-		if s.now-healed > patience {
-			s.fault("liveness: %v after everything was healed: %s", s.now-healed, why)
-			return
-		}
-		s.after(time.Second, "done?", look)
-	}
-	s.after(time.Second, "done?", look)
-}
-
-// final compares all nodes when nothing moves any more.
-func (s *Sim) final() {
-	for _, p := range s.parts() {
-		for _, n := range s.nodes {
-			s.judge.state(n, s.judge.logs[p])
-		}
-	}
-}

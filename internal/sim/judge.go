@@ -20,7 +20,8 @@ type judge struct {
 	s       *Sim
 	logs    map[partition.PartitionID]*book
 	groups  []*groupBook
-	untried []receipt // told, and not held against the log yet
+	untried []receipt                                                         // told, and not held against the log yet
+	durable map[partition.PartitionID]map[partition.ReplicaID]partition.Index // how far logs are on disk
 }
 
 // book is what is known of a partition's log: what any node ever had applied.
@@ -35,6 +36,7 @@ type book struct {
 	start    partition.Offset
 	leaders  map[uint64]partition.NodeID
 	states   map[partition.Index]uint64 // hashes of the groups' rows
+	votes    map[ballot]partition.ReplicaID
 }
 
 type stamp struct {
@@ -56,18 +58,20 @@ type stored struct {
 
 // seen is how far a boot of a node was looked at.
 type seen struct {
-	boot  int
-	index partition.Index
-	end   partition.Offset
-	looks int
+	boot   int
+	index  partition.Index
+	end    partition.Offset
+	looks  int
+	voters []partition.ReplicaID
 }
 
 func (s *Sim) newJudge() *judge {
-	j := &judge{s: s, logs: make(map[partition.PartitionID]*book)}
+	j := &judge{s: s, logs: make(map[partition.PartitionID]*book), durable: make(map[partition.PartitionID]map[partition.ReplicaID]partition.Index)}
 	for _, p := range s.parts() {
 		j.logs[p] = &book{
 			id: p, entries: make(map[partition.Index]stamp), ids: make(map[string]partition.Offset), seqs: make(map[string]sequence),
 			leaders: make(map[uint64]partition.NodeID), states: make(map[partition.Index]uint64),
+			votes: make(map[ballot]partition.ReplicaID),
 		}
 	}
 	return j
@@ -93,6 +97,9 @@ func (j *judge) look(n *node) {
 			at = seen{boot: n.boot}
 		}
 		if info.Position.Index > at.index {
+			if info.Position.Index > max(b.last, 1) { // the first one is where logs begin
+				j.committed(n, b, at.voters, info, info.Position.Index)
+			}
 			j.entries(n, b, &at, info)
 			j.messages(n, b, &at, info.Position)
 			at.index, at.end = info.Position.Index, info.Position.End
@@ -104,6 +111,7 @@ func (j *judge) look(n *node) {
 		if at.looks++; at.looks%j.s.plan.sample == 0 {
 			j.state(n, b)
 		}
+		at.voters = info.Voters
 		j.s.seen[k] = at
 	}
 }
@@ -116,6 +124,9 @@ func (j *judge) leader(n *node, b *book, term uint64, index partition.Index) {
 		j.s.fault("I1: %v and %v both lead partition %v in term %d", was, n.id, b.id, term)
 	case !known:
 		b.leaders[term] = n.id
+		if info, err := n.core.Info(b.id); err == nil {
+			j.vote(b, info.Replica, info.Replica, term)
+		}
 		j.s.say("%v leads %v in term %d from entry %d on", n.id, b.id, term, index)
 		if index < b.last && term > b.lastTerm {
 			j.s.fault("P1: %v leads %v in term %d and has entries up to %d: %d was applied in term %d", n.id, b.id, term, index, b.last, b.lastTerm)
@@ -126,6 +137,18 @@ func (j *judge) leader(n *node, b *book, term uint64, index partition.Index) {
 			}
 		}
 	}
+}
+
+// newest tells whether a node leads in the newest term in which anybody led. One of old
+// shows what was, until it hears of the other.
+func (j *judge) newest(n *node, p partition.PartitionID) bool {
+	mine, leads := n.core.Leads(p)
+	for term := range j.logs[p].leaders {
+		if term > mine {
+			return false
+		}
+	}
+	return leads
 }
 
 // entries: what was applied once stands there for ever, on every node (I2, I3).
@@ -277,6 +300,13 @@ func (j *judge) state(n *node, b *book) {
 		_, _ = h.Write(v)
 		_, _ = h.WriteString(";")
 	})
+	if err == nil {
+		err = n.core.EachOwnRow(b.id, func(k, v []byte) {
+			_, _ = h.Write(k)
+			_, _ = h.WriteString("=")
+			_, _ = h.Write(v)
+		})
+	}
 	if err != nil {
 		j.s.fault("%v: rows of %v: %v", n.id, b.id, err)
 		return
@@ -464,7 +494,7 @@ func (g *groupBook) settled(x *out, a consumer.Action, asked time.Duration, res 
 	var long *consumer.ErrHeldTooLong
 	switch {
 	case res.Err == nil:
-	case errors.As(res.Err, &stale), errors.As(res.Err, &unknown), errors.As(res.Err, &stopped), errors.As(res.Err, &led), errors.As(res.Err, &long):
+	case errors.As(res.Err, &stale), errors.As(res.Err, &unknown), errors.As(res.Err, &stopped), errors.As(res.Err, &led), errors.As(res.Err, &long), retriable(res.Err):
 		return
 	default:
 		g.fault("settling %d with %v: %v", o, a, res.Err)

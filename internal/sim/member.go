@@ -378,7 +378,8 @@ func retriable(err error) bool {
 	var stopped *partition.ErrStopped
 	var led *partition.ErrNotLeader
 	var full *partition.ErrFull
-	return errors.As(err, &unknown) || errors.As(err, &stopped) || errors.As(err, &led) || errors.As(err, &full)
+	var away *partition.ErrUnknownPartition // its replica was removed
+	return errors.As(err, &away) || errors.As(err, &unknown) || errors.As(err, &stopped) || errors.As(err, &led) || errors.As(err, &full)
 }
 
 // call makes a call to a partition's leader, after the network's time, in a fiber.

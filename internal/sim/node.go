@@ -21,7 +21,8 @@ import (
 type node struct {
 	s     *Sim
 	id    partition.NodeID
-	boot  int // counts; what was meant for an earlier one is void
+	boot  int                              // counts; what was meant for an earlier one is void
+	held  map[partition.PartitionID]*place // the replicas that it was told to have
 	up    bool
 	disk  *disk
 	store *logstore.Store
@@ -38,7 +39,12 @@ type node struct {
 	ended   int           // of those
 
 	heard map[partition.NodeID]time.Duration // when the others' last beats came
+	hears map[partition.NodeID]bool          // what they said by then: that they hear this one
 	there map[partition.NodeID]bool          // which of them the core takes for up
+
+	broken  bool          // for good: nothing is demanded of it
+	excused bool          // it may lag for ever
+	told    time.Duration // the others that its disk hangs
 
 	skew  float64 // the clock runs so much faster than time
 	ahead time.Duration
@@ -47,15 +53,31 @@ type node struct {
 
 // flight is a write on its way to the disk.
 type flight struct {
-	w    *partition.Write
-	mark mark
-	at   time.Duration // when it is durable
+	w     *partition.Write
+	mark  mark
+	at    time.Duration // when it is durable
+	begun time.Duration
+	lasts map[partition.PartitionID]written // of logs, by then
+	then  func()
+}
+
+// written is how far a replica's log goes.
+type written struct {
+	id   partition.ReplicaID
+	last partition.Index
 }
 
 // pending is a call that waits for an answer of the node.
 type pending struct {
 	done func(error)
 	over bool
+}
+
+func (n *node) name() string {
+	if n == nil {
+		return "nobody"
+	}
+	return n.id.String()
 }
 
 // base is where every clock begins: long enough after zero that it can go back.
@@ -76,10 +98,11 @@ func (n *node) setClock(by time.Duration, skew float64) {
 func (n *node) start() error {
 	n.boot++
 	n.disk = newDisk(n.disk.mem)
+	n.disk.lies = n.s.options.Plant == "unsynced"
 	var err error
 	n.store, err = logstore.Open(logstore.Config{
 		FS: n.disk, Dir: "data", CacheBytes: 1 << 20, MemTableBytes: n.s.plan.memTable, MinSyncInterval: -1,
-		ScrubBytesPerSecond: -1, StallAfter: time.Hour, StallStop: 2 * time.Hour,
+		ScrubBytesPerSecond: -1, WitnessInterval: 10 * time.Second, StallAfter: time.Hour, StallStop: 2 * time.Hour,
 	})
 	if err != nil {
 		return fmt.Errorf("%v does not come back: opening its store: %w", n.id, err)
@@ -91,20 +114,19 @@ func (n *node) start() error {
 		Logger: n.s.logger(), CheckpointBytes: n.s.plan.checkpoint, TailCacheBytes: n.s.plan.tailCache,
 		SendSnapshot: noSnapshots, FollowerBytes: n.s.plan.follower,
 		NewApp: func(id partition.PartitionID, rows partition.Rows) (partition.App, error) { return n.newApp(id, rows) },
-	})
+	}.WithBuckets(n.s.plan.buckets))
 	if err != nil {
 		return fmt.Errorf("%v does not come back: %w", n.id, err)
 	}
 	n.up, n.busy, n.wakeAt, n.failing = true, false, 0, false
 	n.shell = consumer.NewShellOver(&edge{n, n.boot}, clusterSecret)
 	n.shell.Now = n.clock
+	n.core.OnSwitch = n.switched
 	for _, p := range n.s.parts() {
-		if err := n.core.CreateOn(p, n.s.ids()...); err != nil {
-			return fmt.Errorf("%v does not come back: %w", n.id, err)
-		}
-		if info, err := n.core.Info(p); err != nil || info.Fault != "" {
-			return fmt.Errorf("%v: partition %v came back stopped: %s %w", n.id, p, info.Fault, err)
-		}
+		n.switched(p)
+	}
+	if err := n.replicas(); err != nil {
+		return fmt.Errorf("%v does not come back: %w", n.id, err)
 	}
 	for _, a := range n.apps {
 		a.restoring = false
@@ -112,6 +134,7 @@ func (n *node) start() error {
 	n.s.say("%v up, boot %d", n.id, n.boot)
 	n.s.judge.restarted(n)
 	n.heard, n.there = make(map[partition.NodeID]time.Duration), make(map[partition.NodeID]bool)
+	n.hears = make(map[partition.NodeID]bool)
 	n.ticking(n.boot)
 	n.beating()
 	n.kick()
@@ -136,6 +159,9 @@ func (n *node) ticking(boot int) {
 	n.later(100*time.Millisecond, "tick", func() {
 		if len(n.s.nodes) > 1 {
 			n.listen()
+			if n.hanging(); !n.up {
+				return
+			}
 			n.core.Tick()
 		}
 		n.step()
@@ -143,8 +169,8 @@ func (n *node) ticking(boot int) {
 	})
 }
 
-// beating tells the other nodes every 200 ms that this one is there, as the
-// transport between nodes does.
+// beating tells the other nodes every 200 ms that this one is there and whether it
+// hears them, as the transport between nodes does: a node is up if both hear.
 func (n *node) beating() {
 	if len(n.s.nodes) == 1 {
 		return
@@ -153,9 +179,11 @@ func (n *node) beating() {
 		if to == n || n.s.net.cuts[[2]partition.NodeID{n.id, to.id}] || n.s.rand.net.Float64() < n.s.net.loss {
 			continue
 		}
+		at, ever := n.heard[to.id]
+		hears := ever && n.s.now-at < time.Second
 		n.s.after(n.s.between(n.s.rand.net, 100*time.Microsecond, n.s.net.slow), "beat", func() {
 			if to.up {
-				to.heard[n.id] = n.s.now
+				to.heard[n.id], to.hears[n.id] = n.s.now, hears
 			}
 		})
 	}
@@ -166,7 +194,7 @@ func (n *node) beating() {
 func (n *node) listen() {
 	for _, p := range n.s.nodes {
 		at, ever := n.heard[p.id]
-		up := ever && n.s.now-at < time.Second
+		up := ever && n.s.now-at < time.Second && n.hears[p.id]
 		if p == n || up == n.there[p.id] {
 			continue
 		}
@@ -207,24 +235,47 @@ func (n *node) step() {
 		a.restoring = false // a snapshot made some of them anew
 	}
 	if w != nil {
-		f := flight{w: w, at: n.s.now}
-		if w.Synced() {
-			w.Reached()
-			f.mark = n.disk.written()
-			f.at += n.s.between(n.s.rand.disk, 300*time.Microsecond, 4*time.Millisecond) + n.stalls
-			n.s.count.writes++
-		}
-		if k := len(n.writes); k > 0 {
-			f.at = max(f.at, n.writes[k-1].at)
-		}
-		n.writes = append(n.writes, f)
-		n.later(f.at-n.s.now, "durable", n.durable)
+		n.fly(w, nil)
 	}
 	n.s.judge.look(n)
 	if n.core.Busy() {
 		n.kick()
 	}
 	n.arm()
+}
+
+// fly has a write on its way to the disk. then, if there is one, is called when it is
+// there.
+func (n *node) fly(w *partition.Write, then func()) {
+	f := flight{w: w, at: n.s.now, begun: n.s.now, then: then}
+	if w.Synced() {
+		w.Reached()
+		f.mark = n.disk.written()
+		f.at += n.s.between(n.s.rand.disk, 300*time.Microsecond, 4*time.Millisecond) + n.stalls
+		n.s.count.writes++
+		f.lasts = make(map[partition.PartitionID]written)
+		for _, p := range n.s.parts() {
+			if info, err := n.core.Info(p); err == nil {
+				f.lasts[p] = written{info.Replica, info.LastIndex}
+			}
+		}
+	}
+	if k := len(n.writes); k > 0 {
+		f.at = max(f.at, n.writes[k-1].at)
+	}
+	n.writes = append(n.writes, f)
+	n.later(f.at-n.s.now, "durable", n.durable)
+}
+
+// switched is a partition that is on disk as it is in memory: it was read from there,
+// or a snapshot was put in its place.
+func (n *node) switched(p partition.PartitionID) {
+	for _, f := range n.writes {
+		delete(f.lasts, p)
+	}
+	if info, err := n.core.Info(p); err == nil {
+		n.s.judge.onDisk(p, info.Replica, info.LastIndex)
+	}
 }
 
 // durable tells the core of its oldest write.
@@ -242,9 +293,19 @@ func (n *node) durable() {
 		}
 	}
 	n.writes = n.writes[1:]
+	if f.w.Synced() && n.disk.has(f.mark) {
+		for _, p := range n.s.parts() {
+			if w, ok := f.lasts[p]; ok {
+				n.s.judge.onDisk(p, w.id, w.last)
+			}
+		}
+	}
 	if err := n.core.Durable(f.w); err != nil {
 		n.broke(err)
 		return
+	}
+	if f.then != nil {
+		f.then()
 	}
 	n.send()
 	n.kick()
@@ -340,7 +401,7 @@ func (n *node) off(why string, keep int) {
 
 // back starts a node that is off.
 func (n *node) back() {
-	if n.up {
+	if n.up || n.broken {
 		return
 	}
 	if err := n.start(); err != nil {
@@ -374,6 +435,7 @@ func (n *node) send() {
 		return
 	}
 	for _, f := range n.core.Frames() {
+		n.s.judge.said(n, f)
 		n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))
 	}
 }

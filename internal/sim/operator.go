@@ -75,6 +75,9 @@ func (o *operator) pause(on bool) {
 // look takes the group's state and its dead letters, at one moment.
 func (o *operator) look() {
 	o.s.call(o.g.part, func(n *node) error {
+		if !o.s.judge.newest(n, o.g.part) {
+			return &partition.ErrNotLeader{Partition: o.g.part}
+		}
 		st, err := n.shell.Stats(context.Background(), o.g.part, o.g.id)
 		if err != nil {
 			return err
@@ -178,27 +181,4 @@ func (o *operator) do(kind string) {
 			}
 		}
 	}
-}
-
-// undone asks everybody what there is still to do.
-func (s *Sim) undone() (why string) {
-	for _, c := range s.clients {
-		if w := c.undone(); w != "" && why == "" {
-			why = w
-		}
-	}
-	if why != "" {
-		return why
-	}
-	for _, p := range s.parts() {
-		var end partition.Index
-		for i, n := range s.nodes {
-			at, err := n.core.Position(p)
-			if err != nil || i > 0 && at.Index != end {
-				return fmt.Sprintf("%v has applied %d of %v, and another node %d", n.id, at.Index, p, end)
-			}
-			end = at.Index
-		}
-	}
-	return ""
 }

@@ -12,7 +12,8 @@ import (
 // plan is what a seed makes of a run.
 type plan struct {
 	seed       uint64
-	nodes      int
+	nodes      int // that partitions begin on
+	spares     int // that begin empty
 	parts      int
 	groups     int
 	members    int // of each group
@@ -25,6 +26,7 @@ type plan struct {
 	work       time.Duration // that a member takes at most, mostly
 	memTable   int64
 	checkpoint int64
+	buckets    partition.Offset
 	follower   int64 // bytes of log that are kept for followers
 	tailCache  int64
 	sample     int     // every so many looks the groups' rows are compared
@@ -40,10 +42,11 @@ type plan struct {
 var (
 	faultKinds    = []string{"power", "stall", "fsync", "jump", "drift", "cut", "loss", "member", "checkpoint"}
 	operatorKinds = []string{"pause", "policy", "reset", "replay", "discard", "trim", "leave"}
+	placeKinds    = []string{"lose", "change", "transfer"} // with several nodes only
 )
 
 // Kinds lists what Options.Without can name.
-func Kinds() []string { return slices.Concat(faultKinds, operatorKinds) }
+func Kinds() []string { return slices.Concat(faultKinds, operatorKinds, placeKinds) }
 
 func draw(o Options) plan {
 	r := source(o.Seed, "plan")
@@ -67,7 +70,7 @@ func draw(o Options) plan {
 		p.lossy = 0.05
 	}
 	p.deadly = r.IntN(2)
-	p.follower = 1 << (o.Seed % 14)
+	p.follower, p.buckets = 1<<(o.Seed%14), 16<<(o.Seed%11)
 	for range p.groups {
 		x := consumer.Default()
 		x.Mode = []consumer.Mode{consumer.ByKey, consumer.ByKey, consumer.ByKey, consumer.ByPartition, consumer.NoOrder}[r.IntN(5)]
@@ -90,7 +93,7 @@ func draw(o Options) plan {
 		}
 		p.policies = append(p.policies, x)
 	}
-	for _, k := range slices.Concat(faultKinds, operatorKinds) {
+	for _, k := range Kinds() {
 		on := r.IntN(3) > 0
 		if on && !slices.Contains(o.Without, k) {
 			p.kinds = append(p.kinds, k)
@@ -103,7 +106,9 @@ func draw(o Options) plan {
 		p.most = 300
 	}
 	if p.nodes == 1 {
-		p.kinds = slices.DeleteFunc(p.kinds, func(k string) bool { return k == "cut" || k == "loss" })
+		p.kinds = slices.DeleteFunc(p.kinds, func(k string) bool { return k == "cut" || k == "loss" || slices.Contains(placeKinds, k) })
+	} else if p.has("change") || p.has("lose") {
+		p.spares = r.IntN(3)
 	}
 	return p
 }
@@ -112,6 +117,6 @@ func (p *plan) has(kind string) bool { return slices.Contains(p.kinds, kind) }
 
 // String tells what there is, in one line.
 func (p plan) String() string {
-	return fmt.Sprintf("%d nodes, %d partitions, %d groups of %d members, %d publishers, %d keys, %v; %v",
-		p.nodes, p.parts, p.groups, p.members, p.publishers, p.keys, p.length, p.kinds)
+	return fmt.Sprintf("%d nodes and %d, %d partitions, %d groups of %d members, %d publishers, %d keys, %v; %v",
+		p.nodes, p.spares, p.parts, p.groups, p.members, p.publishers, p.keys, p.length, p.kinds)
 }

@@ -51,6 +51,7 @@ type publisher struct {
 	again    bool          // something of the window failed: all goes again
 	reached  time.Duration // when the last one reached a node
 	quiet    bool
+	last     error // what it was told last
 }
 
 type batch struct {
@@ -62,7 +63,7 @@ func (p *publisher) heal() { p.quiet = true }
 
 func (p *publisher) undone() string {
 	if len(p.open) > 0 {
-		return fmt.Sprintf("%s waits for %d batches, the first is %q", p.name, len(p.open), p.open[0].ms[0].body)
+		return fmt.Sprintf("%s waits for %d batches, the first is %q; %d are under way, the last answer was: %v", p.name, len(p.open), p.open[0].ms[0].body, p.flying, p.last)
 	}
 	return ""
 }
@@ -192,12 +193,17 @@ func (p *publisher) arrive(b *batch, done func([]partition.Stored, error)) {
 // told is an answer, or that there was none.
 func (p *publisher) told(b *batch, st []partition.Stored, err error) {
 	done, unknown := err == nil, false
+	p.last = err
+	for i := range st {
+		p.last = errors.Join(p.last, st[i].Err)
+	}
 	var gap *partition.ErrSequenceGap
 	var gone *partition.ErrExpired
+	var past *partition.ErrSequenceExpired
 	for i := range st {
 		switch e := st[i].Err; {
 		case e == nil:
-		case errors.As(e, &gone) && b.ms[i].attempts > 1: // stored once, and removed since
+		case (errors.As(e, &gone) || errors.As(e, &past)) && (b.ms[i].attempts > 1 || b.ms[i].carriedTwice): // stored once, and removed since
 		case errors.As(e, &gap) && p.how == "sequence":
 			done = false
 			if gap.Expected == 0 && b.ms[0].seq > 0 && !p.forgotten(b.ms[0].producer) {
@@ -205,10 +211,11 @@ func (p *publisher) told(b *batch, st []partition.Stored, err error) {
 			}
 			unknown = unknown || gap.Expected == 0
 		default:
-			p.s.fault("%s: %q is refused: %v", p.name, b.ms[i].body, e)
+			p.s.fault("%s: %q, sent %d times, is refused: %v", p.name, b.ms[i].body, b.ms[i].attempts, e)
 		}
 	}
 	var lost *partition.ErrOutcomeUnknown
+	defer p.retry()
 	switch {
 	case !slices.Contains(p.open, b): // given up meanwhile; others may have waited for this answer
 	case done, p.how == "neither" && errors.As(err, &lost):
@@ -221,6 +228,10 @@ func (p *publisher) told(b *batch, st []partition.Stored, err error) {
 	default:
 		p.again = true
 	}
+}
+
+// retry sends the window again once nothing of it is under way any more.
+func (p *publisher) retry() {
 	if p.again && p.flying == 0 {
 		p.s.after(p.s.between(p.r, time.Millisecond, 200*time.Millisecond), p.name+" again", func() {
 			if !p.again || p.flying > 0 {

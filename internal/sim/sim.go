@@ -13,8 +13,6 @@ import (
 	"time"
 
 	"github.com/cespare/xxhash/v2"
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -51,18 +49,22 @@ type Result struct {
 // Count is what a run did.
 type Count struct {
 	Nodes, writes, stored, receipts, deliveries, settled, compared, lost, twice, snapshots int
-	faults                                                                                 map[string]int
+	outage                                                                                 time.Duration // the longest that a partition had no leader, after all was healed
+	faults, placed                                                                         map[string]int
 }
 
 // String prints the counts in one line.
 func (c Count) String() string {
-	kinds := make([]string, 0, len(c.faults))
-	for k, n := range c.faults {
-		kinds = append(kinds, fmt.Sprintf("%s %d", k, n))
+	list := func(m map[string]int) string {
+		kinds := make([]string, 0, len(m))
+		for k, n := range m {
+			kinds = append(kinds, fmt.Sprintf("%s %d", k, n))
+		}
+		sort.Strings(kinds)
+		return strings.Join(kinds, ", ")
 	}
-	sort.Strings(kinds)
-	return fmt.Sprintf("%d writes, %d messages, %d receipts, %d deliveries, %d settled, %d states compared, %d frames lost, %d commands twice, %d snapshots; %s",
-		c.writes, c.stored, c.receipts, c.deliveries, c.settled, c.compared, c.lost, c.twice, c.snapshots, strings.Join(kinds, ", "))
+	return fmt.Sprintf("%d writes, %d messages, %d receipts, %d deliveries, %d settled, %d states compared, %d frames lost, %d commands twice, %d snapshots; %s; replicas: %s; longest without a leader %v",
+		c.writes, c.stored, c.receipts, c.deliveries, c.settled, c.compared, c.lost, c.twice, c.snapshots, list(c.faults), list(c.placed), c.outage)
 }
 
 // add sums up.
@@ -73,11 +75,15 @@ func (c *Count) add(d Count) {
 	} {
 		*p.to += *p.from
 	}
+	c.outage = max(c.outage, d.outage)
 	if c.faults == nil {
-		c.faults = make(map[string]int)
+		c.faults, c.placed = make(map[string]int), make(map[string]int)
 	}
 	for k, n := range d.faults {
 		c.faults[k] += n
+	}
+	for k, n := range d.placed {
+		c.placed[k] += n
 	}
 }
 
@@ -99,7 +105,9 @@ type Sim struct {
 	seen    map[seenKey]seen
 	sent    map[string]*message
 	planted plant
+	had     map[partition.PartitionID]bool // a leader, since all was healed
 	healed  bool
+	hangs   *node // its disk does, for good
 
 	count  Count
 	events int
@@ -153,12 +161,12 @@ func Run(o Options) Result {
 	defer func() { rand.Reader = was }()
 	s := &Sim{
 		options: o, plan: draw(o), fibers: make(map[*fiber]func()), seen: make(map[seenKey]seen),
-		sent: make(map[string]*message), hash: xxhash.New(),
+		sent: make(map[string]*message), had: make(map[partition.PartitionID]bool), hash: xxhash.New(),
 		rand: sources{
 			source(o.Seed, "plan"), source(o.Seed, "node"), source(o.Seed, "disk"), source(o.Seed, "net"), source(o.Seed, "fault"),
 		},
 	}
-	s.count.faults = make(map[string]int)
+	s.count.faults, s.count.placed = make(map[string]int), make(map[string]int)
 	s.planted = plant{s: s, kind: o.Plant, r: source(o.Seed, "plant")}
 	s.run()
 	return Result{
@@ -179,14 +187,22 @@ func (s *Sim) run() {
 	s.say("seed %d: %v", s.plan.seed, s.plan)
 	s.net = &net{s: s, cuts: make(map[[2]partition.NodeID]bool), slow: 2 * time.Millisecond}
 	s.judge = s.newJudge()
-	for i := range s.plan.nodes {
-		n := &node{s: s, id: partition.NodeID(i + 1), disk: &disk{mem: vfs.NewCrashableMem()}}
+	for i := range s.plan.nodes + s.plan.spares {
+		n := &node{s: s, id: partition.NodeID(i + 1), disk: newEmptyDisk(), held: make(map[partition.PartitionID]*place)}
 		s.nodes = append(s.nodes, n)
+		for _, p := range s.parts() {
+			if i < s.plan.nodes {
+				n.held[p] = &place{id: n.id.Replica(), added: true, addedAt: 1}
+			}
+		}
+	}
+	for _, n := range s.nodes {
 		if err := n.start(); err != nil {
 			s.fault("%v", err)
 		}
 	}
 	s.clientele()
+	s.placers()
 	s.faults()
 	s.after(s.plan.length, "end of faults", func() {
 		if s.options.Live {
@@ -287,7 +303,8 @@ func (s *Sim) node(id partition.NodeID) *node {
 	return s.nodes[id-1]
 }
 
-func (s *Sim) ids() (ids []partition.NodeID) {
+// voters are the nodes that every partition begins on.
+func (s *Sim) voters() (ids []partition.NodeID) {
 	for i := range s.plan.nodes {
 		ids = append(ids, partition.NodeID(i+1))
 	}
@@ -307,7 +324,7 @@ func (s *Sim) leader(p partition.PartitionID) *node {
 	var best *node
 	var most uint64
 	for _, n := range s.nodes {
-		if !n.up {
+		if !n.up || n.broken && n != s.hangs { // one whose disk hangs still answers, in a way
 			continue
 		}
 		if term, leads := n.core.Leads(p); leads && term >= most {

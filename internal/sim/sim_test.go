@@ -80,6 +80,10 @@ func TestSeeds(t *testing.T) {
 		sum.add(res.Count)
 		simulated += res.Time
 		if res.Err != nil {
+			if testing.Short() {
+				t.Errorf("seed %d: %s", o.Seed, report(res))
+				continue
+			}
 			t.Errorf("seed %d: %v\nit began as: %s\nand cut short: %s", o.Seed, res.Err, res.Options.Command(), report(Shrink(res)))
 		}
 		if !quiet && time.Since(said) > 10*time.Second {

@@ -16,51 +16,129 @@ func noSnapshots(context.Context, partition.NodeID, partition.PartitionID, io.Re
 	return errors.New("the simulator sends them")
 }
 
-// sendSnapshots has the network carry what the core wants to be sent. One may get
-// lost, or be long on its way, and come when nobody needs it any more. Who sent it hears what
-// became of it, or nothing for so long that it is taken for lost.
+// sendSnapshots has the network carry what the core wants to be sent. A stream may get
+// lost, break off and go on, be damaged, come twice, or be long on its way and come when
+// nobody needs it any more. Who sent it hears what became of it, or nothing for so long
+// that it is taken for lost.
 func (n *node) sendSnapshots() {
 	for _, need := range n.core.Snapshots() {
-		told := false
-		tell := func(ok bool) {
-			if !told {
-				told = true
-				n.core.SnapshotSent(need, ok)
-				n.kick()
-			}
-		}
-		n.later(10*time.Second, "snapshot lost", func() { tell(false) })
 		n.s.count.snapshots++
-		r := n.s.rand.net
-		to, way := n.s.node(need.To.Node()), [2]partition.NodeID{n.id, need.To.Node()}
-		data, err := need.Read()
+		x, err := need.Open()
 		if err != nil {
 			n.s.fault("%v: export of %v: %v", n.id, need.Partition, err)
 			return
 		}
-		n.s.say("%v sends %v a snapshot of %v, %d bytes", n.id, to.id, need.Partition, len(data))
-		if n.s.net.cuts[way] || r.Float64() < n.s.net.loss {
-			continue
+		st := &streamed{n: n, boot: n.boot, need: need, x: x, to: n.s.node(need.To.Node())}
+		n.later(10*time.Second, "snapshot lost", func() { st.tell(false) })
+		data, err := x.From(0)
+		if err != nil {
+			n.s.fault("%v: export of %v: %v", n.id, need.Partition, err)
+			return
 		}
-		boot := n.boot
-		n.s.after(n.s.between(r, time.Millisecond, 20*n.s.net.slow), "snapshot", func() {
-			if !to.up || n.s.net.cuts[way] {
+		n.s.say("%v sends %v a snapshot of %v, %d bytes", n.id, st.to.id, need.Partition, len(data))
+		st.carry(data, 0)
+		if n.s.rand.net.Float64() < n.s.net.twin {
+			st.carry(data, n.s.between(n.s.rand.net, 0, 20*time.Second))
+		}
+	}
+}
+
+// streamed is a snapshot on its way.
+type streamed struct {
+	n    *node
+	boot int
+	need partition.SnapshotNeeded
+	x    partition.SnapshotExport
+	to   *node
+	over bool
+	went int // so often it went on
+}
+
+// tell tells who sent it what became of it.
+func (st *streamed) tell(ok bool) {
+	if !st.over && st.n.up && st.n.boot == st.boot {
+		st.over = true
+		st.x.Close()
+		st.n.core.SnapshotSent(st.need, ok)
+		st.n.kick()
+	}
+}
+
+// carry has the network carry a stream, from wherever it goes on.
+func (st *streamed) carry(data []byte, late time.Duration) {
+	s, p := st.n.s, st.need.Partition
+	r, way := s.rand.net, [2]partition.NodeID{st.n.id, st.to.id}
+	if s.net.cuts[way] || r.Float64() < s.net.loss {
+		return
+	}
+	damaged := false
+	switch broken := s.net.loss > 0 || len(s.net.cuts) > 0; {
+	case !broken:
+	case r.IntN(3) == 0:
+		data = data[:r.IntN(len(data))]
+		s.count.faults["snapshot broken off"]++
+	case r.IntN(8) == 0:
+		data, damaged = bytes.Clone(data), true
+		data[r.IntN(len(data))] ^= 1 << r.IntN(8)
+		s.count.faults["snapshot damaged"]++
+	}
+	s.after(late+s.between(r, time.Millisecond, 20*s.net.slow), "snapshot", func() {
+		if !st.to.up || s.net.cuts[way] {
+			return
+		}
+		answer := func(err error) {
+			s.say("%v on a snapshot of %v: %v", st.to.id, p, unstream(err))
+			if s.net.cuts[[2]partition.NodeID{st.to.id, st.n.id}] {
 				return
 			}
-			answer := func(err error) {
-				n.s.say("%v on a snapshot of %v: %v", to.id, need.Partition, err)
-				n.s.after(n.s.between(r, time.Millisecond, n.s.net.slow), "snapshot answered", func() {
-					if n.up && n.boot == boot {
-						tell(err == nil)
-					}
-				})
-			}
-			if err := to.core.TakeSnapshot(n.id, need.Partition, bytes.NewReader(data), answer); err != nil {
-				n.s.fault("%v: a snapshot from %v: %v", to.id, n.id, err)
-			}
-			to.kick()
-		})
+			s.after(s.between(r, time.Millisecond, s.net.slow), "snapshot answered", func() { st.answered(err) })
+		}
+		err := st.to.core.TakeSnapshot(st.n.id, p, bytes.NewReader(data), answer)
+		var gap *partition.ErrSnapshotGap
+		var refused *partition.ErrSnapshotRefused
+		switch {
+		case err == nil && damaged:
+			s.fault("H16: %v took a snapshot of %v in which a bit was flipped", st.to.id, p)
+		case errors.As(err, &gap), errors.As(err, &refused):
+			answer(err)
+		case err != nil:
+			s.fault("%v: a snapshot from %v: %v", st.to.id, st.n.id, err)
+		}
+		st.to.kick()
+	})
+}
+
+// unstream leaves out what is by chance.
+func unstream(err error) any {
+	var gap *partition.ErrSnapshotGap
+	var refused *partition.ErrSnapshotRefused
+	switch {
+	case errors.As(err, &gap):
+		return "it goes on elsewhere"
+	case errors.As(err, &refused):
+		return "refused"
 	}
+	return err
+}
+
+// answered goes on where the other side is, for a while.
+func (st *streamed) answered(err error) {
+	var gap *partition.ErrSnapshotGap
+	if st.over || !st.n.up || st.n.boot != st.boot {
+		return
+	}
+	if !errors.As(err, &gap) || st.went > 4 {
+		st.tell(err == nil)
+		return
+	}
+	st.went++
+	next := gap.Next
+	data, err := st.x.From(next)
+	if err != nil {
+		st.n.s.fault("%v: export of %v from chunk %d on: %v", st.n.id, st.need.Partition, next, err)
+		return
+	}
+	st.carry(data, 0)
 }
 
 // misses has another node away while a leader stores more and cuts it off again, so
