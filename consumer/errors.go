@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"github.com/strandmq/strandmq/internal/plain"
+	"github.com/strandmq/strandmq/internal/quantity"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -47,7 +48,7 @@ type ErrHeldTooLong struct {
 }
 
 func (e *ErrHeldTooLong) Error() string {
-	return fmt.Sprintf("held too long: a delivery is held for at most %d ms over all extends, and this one is at its limit; settle it, or raise the group's max_hold", e.MaxHold)
+	return fmt.Sprintf("held too long: a delivery is held for at most %s over all extends, and this one is at its limit; settle it, or raise the group's max_hold", quantity.FormatMillis(e.MaxHold))
 }
 
 // ErrSessionEnded refuses a member's session that ended: the member left, was

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/strandmq/strandmq/internal/keyspace"
+	"github.com/strandmq/strandmq/internal/quantity"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -149,7 +150,7 @@ func (p Policy) Validate() error {
 	var faults []string
 	span := func(name string, v, lo, hi partition.Millis) {
 		if v < lo || v > hi {
-			faults = append(faults, fmt.Sprintf("%s is %d ms and must be from %d to %d", name, v, lo, hi))
+			faults = append(faults, fmt.Sprintf("%s is %s and must be from %s to %s", name, quantity.FormatMillis(v), quantity.FormatMillis(lo), quantity.FormatMillis(hi)))
 		}
 	}
 	count := func(name string, v, lo, hi uint32) {

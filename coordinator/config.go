@@ -133,7 +133,7 @@ func (c TopicConfig) With(change *strandmqv1.TopicConfig) (TopicConfig, error) {
 		if v := change.MaxBodyBytes; v != nil {
 			c.MaxBody = *v
 			if *v < 1 || *v > record.MaxBody {
-				bad.Faults = append(bad.Faults, Fault{"config.max_body_bytes", "use 1 to 1,048,576"})
+				bad.Faults = append(bad.Faults, Fault{"config.max_body_bytes", "use 1 byte to 1 MiB"})
 			}
 		}
 		switch change.GetKind() {

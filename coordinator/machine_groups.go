@@ -2,12 +2,16 @@ package coordinator
 
 import (
 	"fmt"
+	"math"
 	"slices"
+	"strings"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"github.com/strandmq/strandmq/internal/names"
 	"github.com/strandmq/strandmq/internal/plain"
+	"github.com/strandmq/strandmq/internal/quantity"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -52,20 +56,42 @@ func (mc *machine) createGroup(c *storagev1.CreateGroup) *result {
 	return &result{topic: mc.topicOf(g), group: g}
 }
 
-// policyDiffers names the first field in which two policies differ.
+// policyDiffers names every field in which two policies differ, and how it is
+// now.
 func policyDiffers(have, want *strandmqv1.GroupPolicy) string {
 	h, w := have.ProtoReflect(), want.ProtoReflect()
 	fields := h.Descriptor().Fields()
+	var all []string
 	for i := range fields.Len() {
 		f := fields.Get(i)
-		if hv, wv := h.Get(f), w.Get(f); h.Has(f) != w.Has(f) || !hv.Equal(wv) {
-			if e := f.Enum(); e != nil {
-				return fmt.Sprintf("its %s is %s, not %s", f.Name(), e.Values().ByNumber(hv.Enum()).Name(), e.Values().ByNumber(wv.Enum()).Name())
-			}
-			return fmt.Sprintf("its %s is %v, not %v", f.Name(), hv, wv)
+		if h.Has(f) != w.Has(f) || !h.Get(f).Equal(w.Get(f)) {
+			all = append(all, fmt.Sprintf("its %s is %s now, not %s", f.Name(), fieldInWords(h, f), fieldInWords(w, f)))
 		}
 	}
-	return "its policy has other fields"
+	if len(all) == 0 {
+		return "its policy has other fields"
+	}
+	return strings.Join(all, ", ")
+}
+
+// fieldInWords is a policy's field for people: 30s, 1GiB, key.
+func fieldInWords(m protoreflect.Message, f protoreflect.FieldDescriptor) string {
+	v, name := m.Get(f), string(f.Name())
+	switch {
+	case !m.Has(f):
+		return "unset"
+	case f.Enum() != nil:
+		// An enum's first value is PREFIX_UNSPECIFIED, and all have the prefix.
+		prefix := strings.TrimSuffix(string(f.Enum().Values().ByNumber(0).Name()), "UNSPECIFIED")
+		if e := f.Enum().Values().ByNumber(v.Enum()); e != nil {
+			return strings.ToLower(strings.TrimPrefix(string(e.Name()), prefix))
+		}
+	case strings.HasSuffix(name, "_ms"):
+		return quantity.FormatMillis(v.Int())
+	case strings.HasSuffix(name, "_bytes") && v.Uint() <= math.MaxInt64:
+		return quantity.FormatSize(int64(v.Uint()))
+	}
+	return v.String()
 }
 
 // groupFor finds the group of a command that needs neither it nor its topic to

@@ -3,10 +3,13 @@ package coordinator
 import (
 	"fmt"
 	"slices"
+	"strconv"
+	"strings"
 
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/internal/names"
 	"github.com/strandmq/strandmq/internal/plain"
+	"github.com/strandmq/strandmq/internal/quantity"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 )
 
@@ -63,29 +66,51 @@ func (mc *machine) createTopic(c *storagev1.CreateTopic) *result {
 	return &result{topic: t}
 }
 
-// differs names the first setting in which two configs differ.
+// differs names every setting in which two configs differ, and how it is now.
+// What was asked for may be a default that nobody typed, after the topic was
+// altered.
 func differs(have, want TopicConfig) string {
-	for _, f := range []struct {
-		name       string
-		have, want int64
-	}{
-		{"retention_ms", int64(have.Retention), int64(want.Retention)},
-		{"retention_bytes", have.RetentionBytes, want.RetentionBytes},
-		{"max_body_bytes", have.MaxBody, want.MaxBody},
-		{"replication", int64(have.Replication), int64(want.Replication)},
-	} {
-		if f.have != f.want {
-			return fmt.Sprintf("its %s is %d, not %d", f.name, f.have, f.want)
+	var all []string
+	usual, wanted := DefaultTopicConfig().inWords(), want.inWords()
+	for i, now := range have.inWords() {
+		if now == wanted[i] {
+			continue
 		}
+		text := fmt.Sprintf("its %s is %s now, not %s", now.name, now.value, wanted[i].value)
+		if wanted[i] == usual[i] {
+			text += " (the default)"
+		}
+		all = append(all, text)
 	}
-	kinds := map[bool]string{false: "log", true: "work queue"}
-	switch {
-	case have.WorkQueue != want.WorkQueue:
-		return fmt.Sprintf("its kind is %s, not %s", kinds[have.WorkQueue], kinds[want.WorkQueue])
-	case have.RefuseAtHold != want.RefuseAtHold:
-		return fmt.Sprintf("its refuse_publishes_at_hold_limit is %t, not %t", have.RefuseAtHold, want.RefuseAtHold)
+	return strings.Join(all, ", ")
+}
+
+type setting struct{ name, value string }
+
+// inWords has every setting, with the API's name and a value for people. Values
+// that differ have words that differ.
+func (c TopicConfig) inWords() []setting {
+	unlimited := func(n int64, text string) string {
+		if n == 0 {
+			return "without limit"
+		}
+		return text
 	}
-	return "none"
+	kind, replication := "log", strconv.Itoa(c.Replication)
+	if c.WorkQueue {
+		kind = "work queue"
+	}
+	if c.Replication == 0 {
+		replication = "by the number of nodes"
+	}
+	return []setting{
+		{"retention_ms", unlimited(int64(c.Retention), quantity.FormatMillis(c.Retention))},
+		{"retention_bytes", unlimited(c.RetentionBytes, quantity.FormatSize(c.RetentionBytes))},
+		{"max_body_bytes", quantity.FormatSize(c.MaxBody)},
+		{"replication", replication},
+		{"kind", kind},
+		{"refuse_publishes_at_hold_limit", strconv.FormatBool(c.RefuseAtHold)},
+	}
 }
 
 // topicFor finds the topic of a command that needs it not to be on its way out.

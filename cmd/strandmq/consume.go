@@ -45,6 +45,8 @@ Exit code 0 acks; any other fails the message with the last line of the command'
 standard error as the reason, and the group's policy says when it is tried again.
 Up to --workers commands run at once, for different keys. While a command runs,
 its delivery is extended; it is killed when the broker no longer allows that.
+For a group that is at-most-once nothing is repeated: a message whose command
+failed is lost to the group, and the command ends with exit code 1.
 
   STRANDMQ_TOPIC STRANDMQ_GROUP STRANDMQ_MEMBER   whose message it is
   STRANDMQ_PARTITION STRANDMQ_OFFSET              where it is stored
@@ -151,6 +153,10 @@ func (a *app) runConsume(cmd *cobra.Command, topic string, f *consumeFlags) erro
 	if flush := c.out.Flush(); err == nil {
 		err = flush
 	}
+	if err == nil && c.lost > 0 {
+		err = fmt.Errorf("the command failed for %s of %s messages, and they are not repeated: group %s is at-most-once ('strandmq group alter %s %s --at-most-once=false' has failed messages tried again)",
+			quantity.Count(c.lost), quantity.Count(c.taken), m.group, topic, m.group)
+	}
 	a.talk("%s", c.summary())
 	return err
 }
@@ -178,7 +184,12 @@ func ownName() string {
 // ensureGroup creates the group when there is none and the flags allow it.
 func (a *app) ensureGroup(cmd *cobra.Command, m *member, f *consumeFlags) error {
 	ctx := cmd.Context()
-	_, err := patiently(ctx, m.retryFor, m.waiting, m.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: m.topic, Group: m.group})
+	describe := func() error {
+		res, err := patiently(ctx, m.retryFor, m.waiting, m.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: m.topic, Group: m.group})
+		m.once = res.GetGroup().GetPolicy().GetAtMostOnce()
+		return err
+	}
+	err := describe()
 	switch {
 	case err == nil:
 		if f.from.set {
@@ -192,7 +203,7 @@ func (a *app) ensureGroup(cmd *cobra.Command, m *member, f *consumeFlags) error 
 	}
 	_, err = patiently(ctx, m.retryFor, m.waiting, m.api.groups.CreateGroup, &strandmqv1.CreateGroupRequest{Topic: m.topic, Group: m.group, Start: f.from.wire(time.Now())})
 	if isReason(err, "GROUP_EXISTS") {
-		return nil // another member was faster, with a policy of its own
+		return describe() // another member was faster, with a policy of its own
 	}
 	if err == nil {
 		at := "earliest"
@@ -215,6 +226,7 @@ type consumption struct {
 	began time.Time
 
 	taken, acked, failed, dead, stale int
+	lost                              int       // failed, of a group that is at-most-once
 	asked                             bool      // a first Receive was made
 	looked                            time.Time // when the counts were last asked for
 	idleKind                          string    // the reason to wait that was told last, without its numbers
@@ -232,6 +244,9 @@ func (c *consumption) summary() string {
 	}
 	if c.dead > 0 {
 		text += fmt.Sprintf(", %s dead", quantity.Count(c.dead))
+	}
+	if c.lost > 0 {
+		text += fmt.Sprintf(", %s lost", quantity.Count(c.lost))
 	}
 	if c.stale > 0 {
 		text += fmt.Sprintf(", %s settled too late", quantity.Count(c.stale))

@@ -132,8 +132,12 @@ func (c *consumption) settleOutcomes(ctx context.Context, list []outcome) error 
 		return err
 	}
 	for i, r := range results {
-		o, what := list[i], "acked"
+		o, what, told := list[i], "acked", ""
 		switch {
+		case o.reason != "" && c.m.once && r.GetProblem().GetReason() == "STALE_DELIVERY":
+			// The hand-out settled it, so nothing was there to fail.
+			c.lost++
+			what, told = "lost", "failed, and is not repeated since the group is at-most-once"
 		case r.GetProblem() != nil:
 			c.stale++
 			what = "stale"
@@ -149,7 +153,10 @@ func (c *consumption) settleOutcomes(ctx context.Context, list []outcome) error 
 			what = "failed"
 		}
 		if o.reason != "" {
-			c.a.talk("%d/%d: attempt %d %s: %s", o.d.GetPartition(), o.d.GetOffset(), o.d.GetAttempt(), what, plain.Short(o.reason, 200))
+			if told == "" {
+				told = what
+			}
+			c.a.talk("%d/%d: attempt %d %s: %s", o.d.GetPartition(), o.d.GetOffset(), o.d.GetAttempt(), told, plain.Short(o.reason, 200))
 		}
 		if err := c.printOutcome(o, what); err != nil {
 			return err
@@ -244,6 +251,8 @@ func (c *consumption) keep(life context.Context, kill context.CancelCauseFunc, d
 		case err != nil:
 			kill(fmt.Errorf("the delivery could not be extended: %w", err))
 			return
+		case c.m.once && results[0].GetProblem().GetReason() == "STALE_DELIVERY":
+			return // the hand-out settled it: nobody else gets the message
 		case results[0].GetProblem() != nil:
 			kill(errors.New("killed: " + results[0].GetProblem().GetMessage()))
 			return

@@ -220,7 +220,8 @@ func (a *app) groupCreate() *cobra.Command {
 		Use:   "create TOPIC GROUP",
 		Short: "Create a group",
 		Long: `Creates a group and ends when every partition knows it. Creating it again with
-the same policy succeeds. --from says where it starts:
+the policy that it has now succeeds; what is not given stands for the default.
+--from says where it starts:
 ` + offsets.Grammar + `.
 ` + offsets.Outside,
 		Example: `  strandmq group create orders billing
@@ -236,7 +237,7 @@ the same policy succeeds. --from says where it starts:
 			Topic: args[0], Group: args[1], Policy: p, Start: from.wire(time.Now()),
 		})
 		if err != nil {
-			return err
+			return inFlags(cmd, err)
 		}
 		if res.GetExisted() {
 			a.talk("group %s was there already, with this policy", args[1])
@@ -464,7 +465,7 @@ up in its log when the command ends.`,
 		}
 		res, err := ask(cmd.Context(), a.dial().groups.AlterGroup, &strandmqv1.AlterGroupRequest{Topic: args[0], Group: args[1], Policy: p})
 		if err != nil {
-			return err
+			return inFlags(cmd, err)
 		}
 		a.talk("group %s altered", args[1])
 		a.tellLeftOut(res.GetLeftOut(), toldLater)

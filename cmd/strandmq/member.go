@@ -18,6 +18,7 @@ type member struct {
 	session            string
 	format             strandmqv1.BodyFormat
 	retryFor           time.Duration
+	once               bool                       // the group is at-most-once
 	waiting            func(error, time.Duration) // may be nil
 	idle               string                     // why the last receive brought nothing
 }

@@ -93,7 +93,8 @@ func (a *app) topicCreate() *cobra.Command {
 		Use:   "create TOPIC",
 		Short: "Create a topic",
 		Long: `Creates a topic and ends when its partitions take messages. Creating it again
-with the same settings succeeds.
+with the settings that it has now succeeds; what is not given stands for the
+default, also after 'strandmq topic alter'.
 
 A work queue (--work-queue) removes a message when every group has settled it. The
 broker knows a message's id until then, about a second after the last settlement:
@@ -111,7 +112,7 @@ an id that is published again later is a new message.`,
 			Topic: args[0], Partitions: partitions.n, Config: cfg,
 		})
 		if err != nil {
-			return err
+			return inFlags(cmd, err)
 		}
 		if res.GetExisted() {
 			a.talk("topic %s was there already, with these settings", args[0])
@@ -265,7 +266,7 @@ func (a *app) topicAlter() *cobra.Command {
 		}
 		res, err := ask(cmd.Context(), a.dial().topics.AlterTopic, &strandmqv1.AlterTopicRequest{Topic: args[0], Config: cfg})
 		if err != nil {
-			return err
+			return inFlags(cmd, err)
 		}
 		a.talk("topic %s altered", args[0])
 		return a.show(res, func() error { return a.topicFacts(res.GetTopic()) })

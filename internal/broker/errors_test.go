@@ -59,8 +59,9 @@ Some errors come from the protocol before a reason can be attached: ` + "`deadli
 passed before the request arrived, ` + "`resource_exhausted`" + ` for an uncompressed gRPC message that is larger
 than the server reads, and in gRPC and gRPC-Web what their own headers say wrongly, such as an encoding that
 is not known here. Before a request was read there is nobody to tell: a connection whose request headers do
-not arrive within 5 seconds is closed without an answer, and so is, as it opens, one beyond the 256 that one
-remote address may have (loopback is not bounded so). The broker warns of the latter in its log, at most once
+not arrive within 5 seconds is closed, without an answer if nothing of them came, else with status 400 in plain
+text and without a Problem. One beyond the 256 that one remote address may have (loopback is not bounded so)
+is closed as it opens, without an answer. The broker warns of the latter in its log, at most once
 a minute, and counts each in ` + "`strandmq_connections_refused_total`" + `. Beyond 4,096 in all,
 connections wait until others close.
 

@@ -36,7 +36,7 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 			return nil, err
 		}
 		if len(where) == 0 {
-			return nil, refuse("UNKNOWN_MESSAGE", "id", "topic %s keeps no message with id %s", t.Name, plain.Quote(which.Id))
+			return nil, refuse("UNKNOWN_MESSAGE", "id", "topic %s keeps no message with id %s: correct the id, or give the place; what retention has removed is not known any more", t.Name, plain.Quote(which.Id))
 		}
 	case *strandmqv1.TraceRequest_Place:
 		p, err := a.b.message(ctx, t, which.Place, "place")

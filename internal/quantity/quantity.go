@@ -11,6 +11,7 @@ package quantity
 import (
 	"fmt"
 	"math"
+	"regexp"
 	"strconv"
 	"strings"
 	"time"
@@ -26,9 +27,17 @@ func (e *Error) Error() string { return fmt.Sprintf("%q %s", e.Text, e.Why) }
 
 const spanHint = "is no span of time such as 500ms, 30s, 15m, 12h or 7d"
 
+// aSpan is the form of a span, whatever its length.
+var aSpan = regexp.MustCompile(`^([0-9]+d)?(([0-9]+\.?[0-9]*|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h))*$`)
+
 // ParseSpan reads a span of time: Go's durations, and d for 24 hours in front.
 func ParseSpan(s string) (time.Duration, error) {
-	fail := func() (time.Duration, error) { return 0, &Error{s, spanHint} }
+	fail := func() (time.Duration, error) {
+		if s != "" && aSpan.MatchString(s) {
+			return 0, &Error{s, fmt.Sprintf("is out of range: the longest span of time is %dd, about 292 years", math.MaxInt64/(24*time.Hour))}
+		}
+		return 0, &Error{s, spanHint}
+	}
 	if s == "0" {
 		return 0, nil
 	}
@@ -75,13 +84,25 @@ func FormatSpan(d time.Duration) string {
 	return s
 }
 
+// FormatMillis prints a span of milliseconds. What is negative, or too long for
+// ParseSpan, stays a number.
+func FormatMillis[N ~int64](ms N) string {
+	if ms < 0 || int64(ms) > math.MaxInt64/int64(time.Millisecond) {
+		return fmt.Sprintf("%d ms", int64(ms))
+	}
+	return FormatSpan(time.Duration(ms) * time.Millisecond)
+}
+
 // units from the largest, so that printing finds the first that divides.
 var units = [...]struct {
 	name  string
 	bytes int64
 }{{"TiB", 1 << 40}, {"GiB", 1 << 30}, {"MiB", 1 << 20}, {"KiB", 1 << 10}, {"B", 1}}
 
-const sizeHint = "is no size such as 4096, 64KiB, 10MiB or 2GiB"
+const (
+	sizeHint  = "is no size such as 4096, 64KiB, 10MiB or 2GiB"
+	sizeRange = "is out of range: sizes are below 8388608TiB"
+)
 
 // ParseSize reads a size in bytes.
 func ParseSize(s string) (int64, error) {
@@ -93,8 +114,11 @@ func ParseSize(s string) (int64, error) {
 		}
 	}
 	n, err := strconv.ParseUint(number, 10, 63)
-	if err != nil || int64(n) > math.MaxInt64/unit {
+	switch {
+	case number == "" || strings.Trim(number, "0123456789") != "":
 		return 0, &Error{s, sizeHint}
+	case err != nil || int64(n) > math.MaxInt64/unit:
+		return 0, &Error{s, sizeRange}
 	}
 	return int64(n) * unit, nil
 }

@@ -1,6 +1,8 @@
 package quantity
 
 import (
+	"math"
+	"strings"
 	"testing"
 	"time"
 )
@@ -22,6 +24,36 @@ func TestSpan(t *testing.T) {
 		if d, err := ParseSpan(text); err == nil {
 			t.Errorf("ParseSpan(%q) = %v; want an error", text, d)
 		}
+	}
+}
+
+// TestTooLarge: what has the right form and is too large is told as that.
+func TestTooLarge(t *testing.T) {
+	span := func(s string) error { _, err := ParseSpan(s); return err }
+	size := func(s string) error { _, err := ParseSize(s); return err }
+	for _, c := range []struct {
+		parse func(string) error
+		texts []string
+		says  string
+	}{
+		{span, []string{"5000000h", "9999999999h", "999999999d", "99999999999999999999d", "106751d24h", "106752d", "2562047h48m"}, "is out of range: the longest span of time is 106751d"},
+		{span, []string{"", "soon", "5", "d", "-5s", "-5000000h", "1w", "5000000hours", "1d-1h", "1h1d"}, "is no span of time such as"},
+		{size, []string{"9223372036854775808", "8388608TiB", "99999999999999999999B"}, "is out of range: sizes are below 8388608TiB"},
+		{size, []string{"", "-1", "99999999999999999999MB", "1.5MiB"}, "is no size such as"},
+	} {
+		for _, text := range c.texts {
+			if err := c.parse(text); err == nil || !strings.Contains(err.Error(), c.says) {
+				t.Errorf("%q: %v; want: %s", text, err, c.says)
+			}
+		}
+	}
+	for _, text := range []string{"106751d", "2562047h47m"} {
+		if err := span(text); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := size("8388607TiB"); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -49,6 +81,7 @@ func TestPrinting(t *testing.T) {
 		{Count(0), "0"}, {Count(999), "999"}, {Count(20000), "20,000"}, {Count(uint64(1234567)), "1,234,567"},
 		{Count(-1000), "-1,000"}, {RoughSize(0), "0 B"}, {RoughSize(1 << 20), "1.0 MiB"}, {RoughSize(1800), "1.8 KiB"},
 		{FormatSpan(2 * time.Hour), "2h"}, {FormatSpan(10 * time.Minute), "10m"}, {FormatSpan(36 * time.Hour), "36h"},
+		{FormatMillis(int64(90_000)), "1m30s"}, {FormatMillis(int64(-5)), "-5 ms"}, {FormatMillis(int64(math.MaxInt64)), "9223372036854775807 ms"},
 	} {
 		if c.got != c.want {
 			t.Errorf("printed %q, want %q", c.got, c.want)
