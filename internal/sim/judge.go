@@ -94,7 +94,7 @@ func (j *judge) look(n *node) {
 		k := seenKey{n.id, p}
 		at := j.s.seen[k]
 		if at.boot != n.boot {
-			at = seen{boot: n.boot}
+			at = seen{boot: n.boot, voters: at.voters}
 		}
 		if info.Position.Index > at.index {
 			if info.Position.Index > max(b.last, 1) { // the first one is where logs begin

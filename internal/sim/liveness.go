@@ -189,7 +189,7 @@ func (n *node) hanging() {
 		return
 	}
 	n.core.Hangs(since > 3*time.Second)
-	if since > 3*time.Second && n.s.now-n.told > time.Second {
+	if since > 3*time.Second && n.s.now-n.told > time.Second && !n.s.planted.is("never-down", 1) {
 		n.told = n.s.now
 		for _, f := range n.core.StuckFrames() {
 			n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))

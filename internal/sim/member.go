@@ -222,6 +222,9 @@ func (l *link) take(h *consumer.Handed) {
 		if l.s().planted.is("changed-body", 0.02) {
 			d.Message.Record.Body = append([]byte("x"), d.Message.Record.Body...)
 		}
+		if d.Attempt > 1 && l.s().planted.is("lost-attempt", 0.2) {
+			d.Attempt--
+		}
 		o := g.delivered(l.m.name, l.session, d)
 		if o == nil {
 			return
@@ -296,6 +299,9 @@ func (l *link) settle(g *groupBook, o *out, st *consumer.Stream, number uint64, 
 		delay = partition.Millis(l.m.r.IntN(3000))
 	}
 	over := func(res consumer.SettleResult) {
+		if errors.As(res.Err, new(*consumer.ErrStale)) && l.s().planted.is("stale-token", 1) {
+			res.Err = nil
+		}
 		g.settled(o, a, asked, res)
 		if a != consumer.Extend {
 			l.credit(st)

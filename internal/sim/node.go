@@ -201,7 +201,7 @@ func (n *node) listen() {
 		n.there[p.id] = up
 		if up {
 			n.core.Up(p.id)
-		} else {
+		} else if !n.s.planted.is("never-down", 1) {
 			n.core.Down(p.id)
 		}
 	}

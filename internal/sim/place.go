@@ -96,7 +96,9 @@ func (n *node) lose() {
 	n.off("disk lost", 0)
 	n.s.say("%v has lost its disk", n.id)
 	n.disk = newEmptyDisk()
-	clear(n.held)
+	if !n.s.planted.is("reused-id", 1) {
+		clear(n.held)
+	}
 }
 
 // mayLose tells whether a node's disk is one that a cluster can do without: every
@@ -331,6 +333,12 @@ func (o *placer) do() {
 		return
 	}
 	x, need := o.repair(info)
+	for _, n := range o.s.nodes {
+		if pl := n.held[o.part]; pl != nil && pl.out && o.s.planted.is("removed-again", 0.5) {
+			o.change(partition.Change{Kind: partition.AddLearner, Replica: pl.id})
+			return
+		}
+	}
 	if !o.quiet && (!need || o.r.IntN(3) == 0) {
 		x = o.whim(info)
 	}

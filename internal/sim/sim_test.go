@@ -141,7 +141,7 @@ func TestTeeth(t *testing.T) {
 		t.Run(p.Name, func(t *testing.T) {
 			// The first of them finds it; it may be another one when the broker changes.
 			for seed := p.Seed; seed < p.Seed+30; seed++ {
-				o := Options{Seed: seed, Plant: p.Name}
+				o := Options{Seed: seed, Plant: p.Name, Nodes: p.Nodes, Live: p.Live}
 				res := Run(o)
 				if res.Err == nil {
 					continue
