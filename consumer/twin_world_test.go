@@ -464,8 +464,9 @@ func (w *twinWorld) drain() {
 			n++
 		}
 		if n == 0 && w.fault == nil {
-			// A member that held all that it may looks again after a while.
-			time.Sleep(25 * time.Millisecond)
+			// A member that held all that it may looks again after fullPatience of
+			// the real clock, which the script's does not move: outlast it.
+			time.Sleep(fullPatience + 5*time.Millisecond)
 			n = w.drive()
 		}
 		if n == 0 || w.fault != nil {

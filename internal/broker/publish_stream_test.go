@@ -2,7 +2,6 @@ package broker
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -11,99 +10,10 @@ import (
 	"testing"
 	"time"
 
-	"connectrpc.com/connect"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
-
 	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition/logstore"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
-
-// A publishing is a client's end of a publish stream, over any library.
-type publishing interface {
-	Send(*strandmqv1.PublishStreamRequest) error
-	Receive() (*strandmqv1.PublishStreamResponse, error)
-	CloseRequest() error
-}
-
-// grpcPublishing is Google's own client.
-type grpcPublishing struct{ grpc.ClientStream }
-
-func (g grpcPublishing) Send(m *strandmqv1.PublishStreamRequest) error { return g.SendMsg(m) }
-func (g grpcPublishing) CloseRequest() error                           { return g.CloseSend() }
-func (g grpcPublishing) Receive() (*strandmqv1.PublishStreamResponse, error) {
-	m := new(strandmqv1.PublishStreamResponse)
-	return m, g.RecvMsg(m)
-}
-
-// publishings opens a stream with each client library and protocol.
-func publishings(t *testing.T, b *Broker) map[string]func(context.Context) publishing {
-	t.Helper()
-	conn, err := grpc.NewClient(b.Addr(), grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	over := func(opts ...connect.ClientOption) func(context.Context) publishing {
-		a := apiOver(httpClient(t, true), b.URL(), opts...)
-		return func(c context.Context) publishing { return a.publishStream(t, c) }
-	}
-	return map[string]func(context.Context) publishing{
-		"connect":      over(),
-		"connect-json": over(connect.WithProtoJSON()),
-		"connect-gzip": over(connect.WithSendGzip()),
-		"grpc":         over(connect.WithGRPC()),
-		"grpc-web":     over(connect.WithGRPCWeb()),
-		"grpc-go": func(c context.Context) publishing {
-			s, err := conn.NewStream(c, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, "/strandmq.v1.PublishService/PublishStream")
-			if err != nil {
-				t.Fatal(err)
-			}
-			return grpcPublishing{s}
-		},
-	}
-}
-
-func (a api) publishStream(t testing.TB, c context.Context) publishing { //nolint:revive // as all helpers here
-	t.Helper()
-	s, err := a.publish.PublishStream(c)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return s
-}
-
-// streamAPI is the API over HTTP/2, which streams need.
-func streamAPI(t testing.TB, b *Broker) api { return apiOver(httpClient(t, true), b.URL()) }
-
-func sends(t testing.TB, s publishing, batches ...*strandmqv1.PublishBatch) {
-	t.Helper()
-	if err := s.Send(&strandmqv1.PublishStreamRequest{Batches: batches}); err != nil && !errors.Is(err, io.EOF) {
-		t.Fatal(err)
-	}
-}
-
-// rest reads a stream to its end.
-func rest(s publishing) (out map[uint64]*strandmqv1.PublishBatchResult, frames int, err error) {
-	out = map[uint64]*strandmqv1.PublishBatchResult{}
-	for {
-		res, err := s.Receive()
-		if errors.Is(err, io.EOF) {
-			return out, frames, nil
-		}
-		if err != nil {
-			return out, frames, err
-		}
-		frames++
-		for _, r := range res.GetResults() {
-			if out[r.GetBatch()] != nil {
-				return out, frames, fmt.Errorf("batch %d was answered twice", r.GetBatch())
-			}
-			out[r.GetBatch()] = r
-		}
-	}
-}
 
 // Batches of both kinds, pipelined, are answered once each and stored in the
 // order sent, with every client.
@@ -536,57 +446,4 @@ func TestSlowPublishers(t *testing.T) {
 		}
 	}
 	eventually(t, "everything is let go of", func() bool { return b.flight.held.Load() == 0 })
-}
-
-// What is no stream is refused in words.
-func TestStreamProtocol(t *testing.T) {
-	b := start(t, t.TempDir())
-	for _, c := range []struct {
-		path, kind string
-		h2         bool
-		header     [2]string
-		status     int
-		reason     string
-	}{
-		{"PublishService/PublishStream", "application/connect+proto", false, [2]string{}, 505, "BAD_REQUEST"},
-		{"ConsumeService/Consume", "application/grpc", false, [2]string{}, 505, "BAD_REQUEST"},
-		{"PublishService/PublishStream", "application/json", true, [2]string{}, 415, "BAD_CONTENT_TYPE"},
-		{"ConsumeService/Subscribe", "application/json", false, [2]string{}, 415, "BAD_CONTENT_TYPE"},
-		{"ConsumeService/Subscribe", "application/x-www-form-urlencoded", false, [2]string{}, 415, "BAD_CONTENT_TYPE"},
-		{"ConsumeService/Subscribe", "application/connect+json; charset=utf-8", false, [2]string{}, 415, "BAD_CONTENT_TYPE"},
-		{"PublishService/PublishStream", "application/connect+proto", true, [2]string{"Connect-Content-Encoding", "zstd"}, 415, "BAD_CONTENT_TYPE"},
-		{"PublishService/PublishStream", "application/connect+proto", true, [2]string{"Connect-Protocol-Version", "9"}, 400, "BAD_REQUEST"},
-		{"PublishService/PublishStream", "application/connect+proto", true, [2]string{"Host", "evil.example"}, 403, "HOST_NOT_ALLOWED"},
-		{"ConsumeService/Subscribe", "application/connect+json", false, [2]string{"Host", "evil.example"}, 403, "HOST_NOT_ALLOWED"},
-		{"ConsumeService/Subscribe", "application/connect+json", false, [2]string{"Sec-Fetch-Site", "cross-site"}, 403, "CROSS_ORIGIN"},
-		{"PublishService/Publish", "application/connect+json", false, [2]string{}, 415, "BAD_CONTENT_TYPE"},
-	} {
-		req, err := http.NewRequestWithContext(ctx(t), http.MethodPost, b.URL()+"/strandmq.v1."+c.path, strings.NewReader("{}"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		req.Header.Set("Content-Type", c.kind)
-		if c.header[0] == "Host" {
-			req.Host = c.header[1]
-		} else if c.header[0] != "" {
-			req.Header.Set(c.header[0], c.header[1])
-		}
-		res, err := httpClient(t, c.h2).Do(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		body, _ := io.ReadAll(res.Body)
-		res.Body.Close()
-		if res.StatusCode != c.status || !strings.Contains(string(body), c.reason) {
-			t.Errorf("%s %s %v: %d %s, want %d %s", c.path, c.kind, c.header, res.StatusCode, body, c.status, c.reason)
-		}
-	}
-	res, err := http.Get(b.URL() + "/strandmq.v1.ConsumeService/Consume")
-	if err != nil {
-		t.Fatal(err)
-	}
-	res.Body.Close()
-	if res.StatusCode != http.StatusMethodNotAllowed || res.Header.Get("Allow") != "POST" {
-		t.Errorf("GET: %d", res.StatusCode)
-	}
 }
