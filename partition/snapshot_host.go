@@ -175,7 +175,8 @@ func (h *Host) sendSnapshots(n neededSnapshot) {
 		s.sending = slices.DeleteFunc(s.sending, func(o neededSnapshot) bool { return o == n })
 		s.mu.Unlock()
 		// After it left the list: what raft asks for next is another one.
-		_ = h.give(input{what: inCall, call: func() { h.core.snapshotSent(n, err == nil) }, fail: func(error) {}})
+		sent, ok := n, err == nil // the loop reads them when n is the next one
+		_ = h.give(input{what: inCall, call: func() { h.core.snapshotSent(sent, ok) }, fail: func(error) {}})
 		s.mu.Lock()
 		if len(s.waiting) == 0 || s.ended {
 			s.mu.Unlock()

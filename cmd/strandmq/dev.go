@@ -79,6 +79,9 @@ func (d *dev) run(ctx context.Context, exit bool) error {
 	if d.plan, err = planDev(d.folder, d.want, d.port); err != nil {
 		return err
 	}
+	// Whoever ends the terminal ends the cluster, and not this process alone.
+	ctx, untie := untilHangUp(ctx)
+	defer untie()
 	alive, stop := context.WithCancel(ctx)
 	defer d.group.Wait()
 	defer stop()
