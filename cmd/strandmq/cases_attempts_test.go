@@ -88,7 +88,7 @@ func crashAndHangCount(t *testing.T, s *stage) {
 	}
 	// The broker is killed right after a delivery. First, since the rest share it.
 	t.Run("broker_killed", func(t *testing.T) {
-		y := s.scene(t, "c6-broker", 1, policy(600, 10_000), nil)
+		y := s.scene(t, "c6-broker", 1, policy(2000, 10_000), nil) // longer than a restart takes
 		y.publishNamed("a1", "a2")
 		d := y.desk(y.g1, "m")
 		for i := 1; i <= 3; i++ {

@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/strandmq/strandmq/internal/broker"
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/internal/table"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -22,6 +24,7 @@ const mostDevNodes = 9
 
 func (a *app) devCommand() *cobra.Command {
 	d := &dev{a: a}
+	var port string
 	var exit bool
 	again := spanFlag{d: 5 * time.Second}
 	c := command(&cobra.Command{
@@ -33,7 +36,9 @@ A node that ends is started again after a while (--restart-after; 0: it is not).
 Ctrl-C ends all of them.
 
 Running it again in the same folder brings the same cluster back, with all that it
-holds, on the same ports. Each node's log is in the folder.`,
+holds, on the same ports. Each node's log is in the folder.
+
+Environment: STRANDMQ_DATA and STRANDMQ_DEV_PORT stand in for --data and --port.`,
 		Example: `  strandmq dev
   strandmq dev --nodes 5 --data /tmp/cluster
   strandmq dev --nodes 3 --port 0 --exit`,
@@ -42,15 +47,17 @@ holds, on the same ports. Each node's log is in the folder.`,
 		if d.want < 1 || d.want > mostDevNodes {
 			return usagef("--nodes %d: use 1 to %d", d.want, mostDevNodes)
 		}
-		if d.port < 0 || d.port > 65_000 {
-			return usagef("--port %d: use 1 to 65000, or 0 for free ones", d.port)
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err != nil || n > 65_000 {
+			return usagef("--port %s: use 1 to 65000, or 0 for free ones", plain.Quote(port))
 		}
+		d.port = int(n)
 		d.again = again.d
 		return d.run(cmd.Context(), exit)
 	})
 	c.Flags().IntVar(&d.want, "nodes", 3, "how many nodes; a folder that has some keeps them, and gets those that are missing")
-	c.Flags().StringVar(&d.folder, "data", "strandmq-dev", "the folder for all of them; made if it does not exist")
-	c.Flags().IntVar(&d.port, "port", 7171, "the first node's port for clients; the others follow, and a hundred above are those for nodes; 0 takes free ones")
+	c.Flags().StringVar(&d.folder, "data", env("STRANDMQ_DATA", "strandmq-dev"), "the folder for all of them; made if it does not exist")
+	c.Flags().StringVar(&port, "port", env("STRANDMQ_DEV_PORT", "7171"), "the first node's port for clients; the others follow, and a hundred above are those for nodes; 0 takes free ones")
 	c.Flags().Var(&again, "restart-after", "how long after its end a node is started again; 0: not at all")
 	c.Flags().BoolVar(&exit, "exit", false, "stop when the cluster is up")
 	return c

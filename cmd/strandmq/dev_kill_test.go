@@ -195,6 +195,7 @@ func TestKillNode(t *testing.T) {
 	for k := range kills {
 		time.Sleep(time.Duration(300+r.IntN(400)) * time.Millisecond) // the load between two kills
 		n := d.nodes[(first+k)%len(d.nodes)]
+		s.end(check.Event{Kind: check.NodeKilled})
 		if err := syscall.Kill(d.pidOf(n), syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}

@@ -30,7 +30,7 @@ func TestLoadReport(t *testing.T) {
 	}
 	want := `WHAT                 MESSAGES  PER SECOND  P50      P90      P99      P99.9     MAX
 publish              12,345    1,235       0.50 ms  9.99 ms  99.9 ms  1,000 ms  12,345 ms
-end to end, group 1  12,000    0           -        -        -        -         -
+end to end, group 1  12,000    -           -        -        -        -         -
 
 GROUP  ACKED   NACKED  LAPSED  CRASHES  AGAIN  DEAD
 1      11,998  0       0       0        0      0

@@ -61,15 +61,16 @@ func (l leakChecked) Run() int {
 // broker it asks, where it listens, or where its data is, must not come upon what
 // belongs to whoever runs the tests, such as a broker on the default port.
 var nowhere = map[string]string{
-	"STRANDMQ_SERVER": "http://127.0.0.1:1",
-	"STRANDMQ_LISTEN": "127.0.0.1:0",
-	"STRANDMQ_DATA":   os.DevNull + "/no-data-of-a-test",
+	"STRANDMQ_SERVER":   "http://127.0.0.1:1",
+	"STRANDMQ_LISTEN":   "127.0.0.1:0",
+	"STRANDMQ_DATA":     os.DevNull + "/no-data-of-a-test",
+	"STRANDMQ_DEV_PORT": "0",
 }
 
 // TestDefaultsLeadNowhere: whatever command has a default that leads to a broker
 // or to a folder has it from the environment, which leads nowhere in tests.
 func TestDefaultsLeadNowhere(t *testing.T) {
-	places := map[string]string{"server": "STRANDMQ_SERVER", "listen": "STRANDMQ_LISTEN", "data": "STRANDMQ_DATA"}
+	places := map[string]string{"server": "STRANDMQ_SERVER", "listen": "STRANDMQ_LISTEN", "data": "STRANDMQ_DATA", "port": "STRANDMQ_DEV_PORT"}
 	seen := map[string]bool{}
 	eachCommand(testApp().root(), func(c *cobra.Command) {
 		check := func(f *pflag.Flag) {

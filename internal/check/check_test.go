@@ -168,6 +168,12 @@ func TestPlanted(t *testing.T) {
 			h.find(ReceiveReturn, 2).Deliveries[1].Attempt = 3
 			h.find(ReceiveReturn, 3).Deliveries[1].Attempt = 3
 		}},
+		{"attempt counted twice, and a node was killed early", "P5: group g: 1/1 went from attempt 0 to 4, with 2 lost answers between", func(h *History) {
+			h.Routed = true
+			h.Events = append([]Event{{Kind: NodeKilled}}, h.Events...)
+			h.find(ReceiveReturn, 2).Deliveries[1].Attempt = 4
+			h.find(ReceiveReturn, 3).Deliveries[1].Attempt = 4
+		}},
 		{"attempt forgotten", "P5: group g: attempt 1 of 0/0 was handed out twice", func(h *History) {
 			h.find(ReceiveReturn, 2).Deliveries[0].Attempt = 1
 			h.find(ReceiveReturn, 3).Deliveries[0].Attempt = 1
@@ -250,5 +256,20 @@ func TestPlanted(t *testing.T) {
 			}
 			t.Errorf("not found: %s\nfound:\n%s", c.want, strings.Join(all, "\n"))
 		})
+	}
+}
+
+// What a leader had handed out when it was killed costs an attempt, in a cluster, and
+// one kill excuses one.
+func TestKilledLeader(t *testing.T) {
+	for _, routed := range []bool{true, false} {
+		h := good()
+		h.Routed = routed
+		h.Events = append([]Event{{Kind: NodeKilled}}, h.Events...)
+		h.find(ReceiveReturn, 2).Deliveries[1].Attempt = 3
+		h.find(ReceiveReturn, 3).Deliveries[1].Attempt = 3
+		if found := Promises(*h); (len(found) == 0) != routed {
+			t.Errorf("routed %v: %v", routed, found)
+		}
 	}
 }

@@ -250,6 +250,11 @@ func (j *judge) lost(group string, from, to int) (n int) {
 			n++
 		}
 	}
+	for i := max(from, 0); j.h.Routed && i < to; i++ {
+		if j.h.Events[i].Kind == NodeKilled {
+			n++
+		}
+	}
 	return n
 }
 

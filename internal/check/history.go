@@ -30,6 +30,7 @@ const (
 	SettleCall                    // Settlements
 	SettleReturn                  // Settled, unless Lost
 	SessionLeft                   // Group, Member: what it held was released
+	NodeKilled                    // nothing: a node ended, without a word
 )
 
 // Event is one line of a history.
@@ -116,7 +117,9 @@ type History struct {
 	Groups []Group
 	// Routed tells that calls went by nodes that do not lead. Such a node sends a
 	// publish with an id again when the leader died over it, so that what the caller
-	// sent once can be called a duplicate.
+	// sent once can be called a duplicate; and what a leader had handed out when it was
+	// killed never came to the node that the member asked, and so costs an attempt
+	// although no answer to the member was lost.
 	Routed bool
 }
 
