@@ -68,8 +68,8 @@ unit: bin/grpcurl ## Tests of all packages; at the end it names the skipped ones
 
 race: ## Tests of the concurrent packages under the race detector (needs a C compiler)
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ]; then \
-		echo '$(GO) test -race -short $(RACE)'; \
-		$(GO) test -vet=off -race -short -timeout 15m $(RACE); \
+		echo '$(GO) test -race -short -p 1 $(RACE)'; \
+		$(GO) test -vet=off -race -short -p 1 -timeout 15m $(RACE); \
 	else \
 		echo 'SKIPPED: the race detector needs a C compiler and there is none here; install gcc and run make race.'; \
 	fi

@@ -60,7 +60,7 @@ const (
 )
 
 // patience bounds every wait for something that should come at once.
-const patience = 15 * time.Second
+const patience = time.Minute
 
 // millisecond is how much shorter than asked a wait may look from outside: the
 // log's times are whole milliseconds, cut off.

@@ -180,7 +180,9 @@ func (p *process) kill() {
 	_ = p.cmd.Wait()
 }
 
+// showLog ends the process, since it may still write, and shows what it wrote.
 func (p *process) showLog() {
+	p.kill()
 	log := p.log.Bytes()
 	p.t.Logf("the broker's log, its end:\n%s", log[max(0, len(log)-8000):])
 }
