@@ -24,6 +24,10 @@ const (
 	fullPatience = 20 * time.Millisecond
 )
 
+// NothingLeft is why a member gets nothing where its partitions have nothing. Those
+// of other members may have more, which is not looked at: there may be many.
+const NothingLeft = "everything in the member's partitions was handed out and settled"
+
 // ErrBadReceive refuses a request that cannot be meant.
 type ErrBadReceive struct{ Field, Why string }
 
@@ -496,7 +500,7 @@ func (s *Shell) whyIdle(ctx context.Context, req ReceiveRequest) string {
 		}
 	}
 	if len(whys) == 0 {
-		return "everything was handed out and settled"
+		return NothingLeft
 	}
 	return strings.Join(whys, "; ")
 }

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/google/uuid"
@@ -232,6 +231,7 @@ type consumption struct {
 	idleKind                          string    // the reason to wait that was told last, without its numbers
 	idleSaid                          time.Time // when
 	waited                            bool      // the last Receive brought nothing
+	elsewhere                         string    // what --until-empty waits for in partitions of other members, in words
 }
 
 func (c *consumption) summary() string {
@@ -283,34 +283,6 @@ func (c *consumption) took(n int) {
 	}
 }
 
-// sayIdle tells why there is nothing to do, when that is something else than
-// before, numbers apart.
-func (c *consumption) sayIdle() {
-	c.waited = true
-	kind := strings.Map(func(r rune) rune {
-		if r >= '0' && r <= '9' {
-			return -1
-		}
-		return r
-	}, c.m.idle)
-	if c.m.idle == "" || kind == c.idleKind || time.Since(c.idleSaid) < idleEvery {
-		return
-	}
-	c.idleKind, c.idleSaid = kind, time.Now()
-	if c.m.idle == nothingLeft && !c.f.untilEmpty {
-		return // what a consumer waits in all day
-	}
-	c.a.talk("waiting: %s", plain.Short(c.m.idle, 500))
-}
-
-const (
-	// idleEvery is how often a reason to wait is told at most.
-	idleEvery = 2 * time.Second
-	// nothingLeft is what the broker says where there is nothing to wait for but
-	// publishers.
-	nothingLeft = "everything was handed out and settled"
-)
-
 // pollTime is how long a Receive waits: short when an empty answer is news.
 func (c *consumption) pollTime() time.Duration {
 	switch {
@@ -334,6 +306,7 @@ func (c *consumption) finished(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
+	c.elsewhere = leftElsewhere(res, c.m.name)
 	n := res.GetCounts()
 	var unread uint64 // behind what is damaged
 	var why string

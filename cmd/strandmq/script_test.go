@@ -147,6 +147,9 @@ func startBroker(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	b, err := broker.Start(context.Background(), broker.Config{
 		DataDir: ts.MkAbs("data"), Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Version: "test",
+		// What a script's member holds it holds until the script goes on, however
+		// busy the machine is.
+		SessionTimeout: time.Hour,
 	})
 	ts.Check(err)
 	ts.Defer(func() {

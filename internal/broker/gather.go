@@ -453,7 +453,6 @@ func (g *gather) WhyIdle(ctx context.Context) string {
 func (d *dispatch) whyIdle(ctx context.Context, gid consumer.GroupID, shares []consumer.Share) string {
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	const settled = "everything was handed out and settled"
 	var whys []string
 	by := d.byLeader(shares)
 	for _, n := range d.inOrder(by) {
@@ -469,7 +468,7 @@ func (d *dispatch) whyIdle(ctx context.Context, gid consumer.GroupID, shares []c
 				}
 			}
 		}
-		if why != settled && !slices.Contains(whys, why) && len(whys) < 3 {
+		if why != consumer.NothingLeft && !slices.Contains(whys, why) && len(whys) < 3 {
 			whys = append(whys, why)
 		}
 	}
@@ -477,7 +476,7 @@ func (d *dispatch) whyIdle(ctx context.Context, gid consumer.GroupID, shares []c
 	case len(shares) == 0:
 		return d.b.groups.WhyIdle(ctx, gid, nil)
 	case len(whys) == 0:
-		return settled
+		return consumer.NothingLeft
 	}
 	return strings.Join(whys, "; ")
 }
