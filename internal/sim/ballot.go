@@ -56,9 +56,10 @@ func (j *judge) onDisk(p partition.PartitionID, id partition.ReplicaID, last par
 }
 
 // committed: what is applied is on the disks of a majority (I5): of the voters that
-// the one who applied it has now or had, or of those that another one has. A replica
-// whose disk is lost since had it.
-func (j *judge) committed(n *node, b *book, before []partition.ReplicaID, info partition.Info, last partition.Index) {
+// the one who applied it has now or had, or of those that another one has. What was in
+// the log before a change was applied is committed by those of before, and followers
+// may hear so later. A replica whose disk is lost since had it.
+func (j *judge) committed(n *node, b *book, at seen, info partition.Info, last partition.Index) {
 	on := func(voters []partition.ReplicaID) bool {
 		have := 0
 		for _, v := range voters {
@@ -68,7 +69,7 @@ func (j *judge) committed(n *node, b *book, before []partition.ReplicaID, info p
 		}
 		return have > len(voters)/2
 	}
-	if on(info.Voters) || on(before) {
+	if on(info.Voters) || on(at.voters) || on(at.former) {
 		return
 	}
 	for _, o := range j.s.nodes {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"slices"
 	"time"
 
 	"github.com/cespare/xxhash/v2"
@@ -63,6 +64,7 @@ type seen struct {
 	end    partition.Offset
 	looks  int
 	voters []partition.ReplicaID
+	former []partition.ReplicaID // those before the last change
 }
 
 func (s *Sim) newJudge() *judge {
@@ -94,11 +96,11 @@ func (j *judge) look(n *node) {
 		k := seenKey{n.id, p}
 		at := j.s.seen[k]
 		if at.boot != n.boot {
-			at = seen{boot: n.boot, voters: at.voters}
+			at = seen{boot: n.boot, voters: at.voters, former: at.former}
 		}
 		if info.Position.Index > at.index {
 			if info.Position.Index > max(b.last, 1) { // the first one is where logs begin
-				j.committed(n, b, at.voters, info, info.Position.Index)
+				j.committed(n, b, at, info, info.Position.Index)
 			}
 			j.entries(n, b, &at, info)
 			j.messages(n, b, &at, info.Position)
@@ -111,7 +113,9 @@ func (j *judge) look(n *node) {
 		if at.looks++; at.looks%j.s.plan.sample == 0 {
 			j.state(n, b)
 		}
-		at.voters = info.Voters
+		if !slices.Equal(at.voters, info.Voters) {
+			at.voters, at.former = info.Voters, at.voters
+		}
 		j.s.seen[k] = at
 	}
 }

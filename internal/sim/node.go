@@ -108,10 +108,11 @@ func (n *node) start() error {
 		return fmt.Errorf("%v does not come back: opening its store: %w", n.id, err)
 	}
 	n.disk.hold()
+	n.s.planted.forgetVotes(n)
 	n.apps = make(map[partition.PartitionID]*app)
 	n.core, err = partition.OpenNode(partition.Config{
 		Node: n.id, Store: n.store, Now: n.clock, Seed: n.s.plan.seed<<8 ^ uint64(n.id)<<4 ^ uint64(n.boot)<<16 | 1,
-		Logger: n.s.logger(), CheckpointBytes: n.s.plan.checkpoint, TailCacheBytes: n.s.plan.tailCache,
+		Logger: n.s.logger(), CheckpointBytes: n.s.plan.checkpoint, TailCacheBytes: n.s.plan.tailCache, IDFilterBytes: 64 << 10,
 		SendSnapshot: noSnapshots, FollowerBytes: n.s.plan.follower,
 		NewApp: func(id partition.PartitionID, rows partition.Rows) (partition.App, error) { return n.newApp(id, rows) },
 	}.WithBuckets(n.s.plan.buckets))
@@ -121,7 +122,10 @@ func (n *node) start() error {
 	n.up, n.busy, n.wakeAt, n.failing = true, false, 0, false
 	n.shell = consumer.NewShellOver(&edge{n, n.boot}, clusterSecret)
 	n.shell.Now = n.clock
-	n.core.OnSwitch = n.switched
+	n.core.OnSwitch = func(p partition.PartitionID) {
+		n.s.planted.forgetIDs("snapshot-without-ids", n, p)
+		n.switched(p)
+	}
 	for _, p := range n.s.parts() {
 		n.switched(p)
 	}
@@ -436,6 +440,7 @@ func (n *node) send() {
 	}
 	for _, f := range n.core.Frames() {
 		n.s.judge.said(n, f)
+		n.s.planted.vouch(f)
 		n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))
 	}
 }
@@ -475,7 +480,7 @@ func (e *edge) ProposeAsync(id partition.PartitionID, cmd []byte, done func(any,
 	if err := e.gone(); err != nil {
 		return err
 	}
-	if e.n.s.planted.lies(e.n, cmd, done) {
+	if e.n.s.planted.lies(e.n, id, cmd, done) {
 		return nil
 	}
 	c := e.n.call(func(err error) { done(nil, err) })

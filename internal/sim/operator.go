@@ -110,7 +110,7 @@ func (o *operator) loop() {
 		o.do(kind)
 	}
 	if n := o.s.leader(o.g.part); n != nil {
-		o.s.planted.forgetIDs(n, o.g.part)
+		o.s.planted.forgetIDs("lost-id", n, o.g.part)
 	}
 	o.s.after(o.s.between(o.r, 100*time.Millisecond, 6*time.Second), "operator", o.loop)
 }

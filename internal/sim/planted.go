@@ -2,6 +2,7 @@ package sim
 
 import (
 	"math/rand/v2"
+	"slices"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/partition"
@@ -15,6 +16,8 @@ type plant struct {
 	kind string
 	r    *rand.Rand
 	used int
+
+	empty bool // the checkpoint that is made
 }
 
 // Plants are the faults that Options.Plant can name, each with what it does and a
@@ -41,6 +44,11 @@ var Plants = []struct {
 	{"stale-token", "a token that is stale is taken", 1, 0, false},
 	{"reused-id", "a node that lost its disk goes on under its old replica's id", 5, 3, false},
 	{"removed-again", "a replica that was removed is added again", 2, 3, false},
+	{"forgotten-vote", "a restart forgets whom a replica voted for", 13, 3, false},
+	{"learner-counts", "what a learner has counts as if a voter had it", 1, 3, false},
+	{"stale-leader", "a leader that hears nobody confirms settlements by itself", 16, 3, false},
+	{"empty-checkpoint", "a checkpoint says how far it goes and has no rows of it", 1, 0, false},
+	{"snapshot-without-ids", "a snapshot leaves out the rows that find duplicates", 302, 3, false},
 	{"never-down", "nobody is told that a node is down, or that its disk hangs", 10, 3, true},
 }
 
@@ -61,17 +69,30 @@ func (t *plant) settle(n *node, m mark) error {
 }
 
 // lies answers a command without proposing it.
-func (t *plant) lies(n *node, cmd []byte, done func(any, error)) bool {
-	if !repeatable(cmd) || !t.is("unlogged-settle", 0.2) {
+func (t *plant) lies(n *node, p partition.PartitionID, cmd []byte, done func(any, error)) bool {
+	if !repeatable(cmd) {
+		return false
+	}
+	stale := t.kind == "stale-leader" && n.alone(p) && t.is("stale-leader", 1)
+	if !stale && !t.is("unlogged-settle", 0.2) {
 		return false
 	}
 	n.later(0, "lie", func() { done([]consumer.SettleResult{{}}, nil) })
 	return true
 }
 
+// alone tells whether a node leads a partition and hears none of the others.
+func (n *node) alone(p partition.PartitionID) bool {
+	_, leads := n.core.Leads(p)
+	for _, there := range n.there {
+		leads = leads && !there
+	}
+	return leads
+}
+
 // rows are what an App writes to.
 func (t *plant) rows(_ *node, r partition.Rows) partition.Rows {
-	if t.kind != "lost-row" {
+	if t.kind != "lost-row" && t.kind != "empty-checkpoint" {
 		return r
 	}
 	return lossyRows{r, t}
@@ -83,8 +104,58 @@ type lossyRows struct {
 }
 
 func (r lossyRows) Put(key, value []byte) {
-	if !r.t.is("lost-row", 0.05) {
+	if !r.t.empty && !r.t.is("lost-row", 0.05) {
 		r.Rows.Put(key, value)
+	}
+}
+
+func (r lossyRows) Delete(key []byte) {
+	if !r.t.empty {
+		r.Rows.Delete(key)
+	}
+}
+
+// Checkpoint implements partition.App.
+func (a *app) Checkpoint() error {
+	t := &a.n.s.planted
+	t.empty = t.is("empty-checkpoint", 0.1)
+	defer func() { t.empty = false }()
+	return a.App.Checkpoint()
+}
+
+// forgetVotes has a node forget whom it voted for, before it starts.
+func (t *plant) forgetVotes(n *node) {
+	if t.kind != "forgotten-vote" {
+		return
+	}
+	ids, _ := n.store.Partitions()
+	b := n.store.NewBatch()
+	for _, id := range ids {
+		if h, err := n.store.HardState(id); err == nil && h.Vote != 0 {
+			t.used++
+			h.Vote = 0
+			_ = b.SetHardState(id, h)
+		}
+	}
+	_ = n.store.CommitNoSync(b)
+}
+
+// vouch has a learner's word that it has the log taken for that of a voter.
+func (t *plant) vouch(f partition.Frame) {
+	if _, _, acks := f.Ack(); t.kind != "learner-counts" || !acks {
+		return
+	}
+	info, err := t.s.node(f.To.Node()).core.Info(f.Partition)
+	if err != nil || !slices.Contains(info.Learners, f.From) {
+		return
+	}
+	for _, v := range info.Voters {
+		if v == info.Replica {
+			continue
+		}
+		t.used++
+		f.From = v
+		t.s.net.carry(t.s.node(v.Node()), f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))
 	}
 }
 
@@ -105,8 +176,8 @@ func (t *plant) hash(h uint64) uint64 {
 }
 
 // forgetIDs removes rows that find duplicates.
-func (t *plant) forgetIDs(n *node, p partition.PartitionID) {
-	if t.kind != "lost-id" {
+func (t *plant) forgetIDs(kind string, n *node, p partition.PartitionID) {
+	if t.kind != kind {
 		return
 	}
 	var keys [][]byte
