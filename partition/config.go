@@ -97,9 +97,10 @@ type Config struct {
 	// Seed makes proposal ids differ between runs. Default: random.
 	Seed uint64
 
-	// How long an export may take, how long nobody may read of it, and how soon
-	// after one that failed the next one begins.
-	snapshotLimit, snapshotIdle, snapshotPause time.Duration
+	// How long an export may take, how long nobody may read of it, how soon
+	// after one that failed the next one begins, and how long half of one that comes
+	// waits for the rest.
+	snapshotLimit, snapshotIdle, snapshotPause, snapshotKept time.Duration
 
 	// unpaced takes writes as fast as the log does: to measure what pacing does.
 	unpaced bool
@@ -133,6 +134,9 @@ func (c Config) withDefaults() Config {
 	def(&c.FollowerBytes, 64<<20)
 	if c.snapshotLimit == 0 {
 		c.snapshotLimit, c.snapshotIdle, c.snapshotPause = 30*time.Minute, 30*time.Second, time.Second
+	}
+	if c.snapshotKept == 0 {
+		c.snapshotKept = 10 * time.Minute
 	}
 	def(&c.IDFilterBytes, 32<<20)
 	if c.bucketOffsets == 0 {

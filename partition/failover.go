@@ -140,7 +140,7 @@ func (c *core) forget(r *replica) {
 	r.attempts, r.lost = 0, r.leader
 	r.campaignAt = c.ticks + rankTicks*uint64(c.rank(r))
 	if r.votes && r.campaignAt == c.ticks {
-		c.campaigners = append(c.campaigners, r)
+		c.lineUp(r)
 	}
 	c.touch(r)
 }
@@ -178,11 +178,22 @@ func (c *core) campaign(id PartitionID) error {
 	return nil
 }
 
+// lineUp has a replica campaign when it is its turn. It stands in line once: with
+// ten thousand without a leader, looking for each in the line would take the
+// loop's time when it has to elect.
+func (c *core) lineUp(r *replica) {
+	if !r.inLine {
+		r.inLine = true
+		c.campaigners = append(c.campaigners, r)
+	}
+}
+
 // runCampaigns begins those whose turn it is, as many as a tick may have.
 func (c *core) runCampaigns() {
 	for len(c.campaigners) > 0 && c.campaigns < maxCampaigns {
 		r := c.campaigners[0]
 		c.campaigners[0] = nil
+		r.inLine = false
 		if c.campaigners = c.campaigners[1:]; len(c.campaigners) == 0 {
 			c.campaigners = nil
 		}
@@ -224,8 +235,8 @@ func (c *core) tick() {
 			r.campaignAt, r.attempts, r.lost = 0, 0, 0
 		case r.campaignAt == 0:
 			r.campaignAt = c.ticks + patience + rankTicks*uint64(c.rank(r))
-		case r.campaignAt <= c.ticks && !slices.Contains(c.campaigners, r):
-			c.campaigners = append(c.campaigners, r)
+		case r.campaignAt <= c.ticks:
+			c.lineUp(r)
 		}
 		c.touch(r)
 	}

@@ -238,6 +238,7 @@ func (h *Host) end() {
 		r.resign()
 		r.stop(h.stoppedError(), &ErrOutcomeUnknown{Partition: r.id, Why: "the node stopped"})
 	}
+	h.core.forsake(h.stoppedError())
 	h.flush()
 	w, err := h.core.checkpointAll()
 	h.core.reply()
@@ -276,6 +277,7 @@ func (h *Host) fall(err error, rest []input) {
 		r.resign()
 		r.stop(stopped, &ErrOutcomeUnknown{Partition: r.id, Why: "the node's store stopped"})
 	}
+	h.core.forsake(stopped)
 	for _, w := range h.core.writes {
 		if w.then != nil {
 			w.then(stopped)

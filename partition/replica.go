@@ -61,6 +61,7 @@ type replica struct {
 	idleAt     uint64    // the log's end then
 	campaignAt uint64    // the tick at which it tries to lead; 0: not
 	attempts   int       // of that in a row
+	inLine     bool      // it waits for its turn among the core's campaigners
 	lost       ReplicaID // who led before; 0 when someone does
 	change     *pendingChange
 	transfer   *pendingTransfer

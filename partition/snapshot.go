@@ -44,7 +44,15 @@ type takenSnapshot struct {
 	hard      logstore.HardState
 	responses []*raftpb.Message
 	keep      map[byte][]byte
-	dropped   []func(error) // who had it dropped meanwhile
+	dropped   []func(error) // who had it dropped meanwhile; the loop's, which answers them in any case
+}
+
+// drops answers who had the partition dropped while it was away.
+func (t *takenSnapshot) drops(err error) {
+	for _, fn := range t.dropped {
+		fn(err)
+	}
+	t.dropped = nil
 }
 
 // ErrSnapshotRefused tells that a snapshot that came was not taken. The leader
@@ -287,17 +295,19 @@ func (c *core) switched(r *replica, err error) error {
 	t := r.taking
 	t.im.Discard()
 	delete(c.away, r.id)
-	if serr := c.store.Err(); serr != nil {
-		t.reply(serr)
-		return serr
+	oerr := c.store.Err()
+	if oerr == nil {
+		sh := r.shelf
+		c.tail.drop(sh)
+		sh.mu.Lock()
+		sh.info, sh.pos, sh.buckets, sh.fault = Info{}, Position{}, nil, nil
+		sh.mu.Unlock()
+		oerr = c.openOn(r.id, sh)
 	}
-	sh := r.shelf
-	c.tail.drop(sh)
-	sh.mu.Lock()
-	sh.info, sh.pos, sh.buckets, sh.fault = Info{}, Position{}, nil, nil
-	sh.mu.Unlock()
-	if oerr := c.openOn(r.id, sh); oerr != nil {
+	if oerr != nil {
+		// The store has stopped, and with it all that the node has.
 		t.reply(oerr)
+		t.drops(oerr)
 		return oerr
 	}
 	now := c.replicas[r.id]
@@ -315,21 +325,20 @@ func (c *core) switched(r *replica, err error) error {
 		}
 	}
 	if len(t.dropped) > 0 {
-		w, derr := c.drop(r.id)
-		if w != nil {
-			w.then = func(err error) {
-				for _, fn := range t.dropped {
-					fn(err)
-				}
-			}
+		if w, derr := c.drop(r.id); w != nil {
+			w.then = t.drops
 			c.writes = append(c.writes, w)
-		}
-		if derr != nil {
-			for _, fn := range t.dropped {
-				fn(derr)
-			}
+		} else {
+			t.drops(derr)
 		}
 	}
 	t.reply(err)
 	return nil
+}
+
+// forsake answers those who wait for a switch whose end the loop will not see.
+func (c *core) forsake(err error) {
+	for _, r := range c.away {
+		r.taking.drops(err)
+	}
 }

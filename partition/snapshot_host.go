@@ -72,13 +72,11 @@ type snapshots struct {
 
 // arrival is a snapshot that is on its way in, or was when its stream broke off.
 type arrival struct {
-	im   *logstore.Import
-	busy bool
-	at   time.Time
+	im     *logstore.Import
+	busy   bool
+	broke  int         // how often it broke off
+	expiry *time.Timer // of half of one that nobody adds to
 }
-
-// arrivalKept is how long half a snapshot waits for the rest.
-const arrivalKept = 10 * time.Minute
 
 func newSnapshots() *snapshots {
 	s := &snapshots{staged: make(map[PartitionID]*arrival)}
@@ -107,6 +105,9 @@ func (s *snapshots) end() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, a := range s.staged {
+		if a.expiry != nil {
+			a.expiry.Stop()
+		}
 		if !a.busy {
 			a.im.Discard()
 		}
@@ -143,7 +144,8 @@ func (h *Host) moveSnapshots() {
 func (h *Host) queueSnapshot(n neededSnapshot) {
 	s := h.snaps
 	s.mu.Lock()
-	same := func(o neededSnapshot) bool { return o.id == n.id && o.to == n.to }
+	// One of an earlier replica of this node answers for that one alone.
+	same := func(o neededSnapshot) bool { return o.id == n.id && o.from == n.from && o.to == n.to }
 	switch {
 	case slices.ContainsFunc(s.waiting, same), slices.ContainsFunc(s.sending, same):
 		s.mu.Unlock()
@@ -198,7 +200,7 @@ func (h *Host) sendSnapshot(n neededSnapshot) error {
 		return err
 	}
 	defer e.Close()
-	start, next := time.Now(), uint64(0)
+	start, next, most := time.Now(), uint64(0), uint64(0)
 	for try := 0; ; {
 		r, err := e.From(next)
 		if err != nil {
@@ -209,13 +211,14 @@ func (h *Host) sendSnapshot(n neededSnapshot) error {
 			return nil
 		}
 		// What broke off is asked for again where it began; the answer tells where
-		// the other side is.
+		// the other side is. Only one that has more than ever costs no try.
 		var gap *ErrSnapshotGap
-		if errors.As(err, &gap) && gap.Next != next && (gap.Next == 0 || gap.Stream == e.Head().Stream) {
-			if gap.Next < next {
-				try++
-			}
+		known := errors.As(err, &gap) && (gap.Next == 0 || gap.Stream == e.Head().Stream)
+		if known {
 			next = gap.Next
+		}
+		if known && next > most {
+			most = next
 			continue
 		}
 		var refused *ErrSnapshotRefused
@@ -227,7 +230,7 @@ func (h *Host) sendSnapshot(n neededSnapshot) error {
 
 // ReceiveSnapshot takes in a partition's snapshot that another node sends
 // (Config.SendSnapshot there), and returns when this node's replica is that of the
-// snapshot, on disk. When r breaks off, what came is kept for some minutes, and
+// snapshot, on disk. When r breaks off, what came is kept for ten minutes, and
 // *ErrSnapshotGap tells where to go on; so it does when r does not begin there. *ErrSnapshotRefused
 // tells that it is not needed, does not read, or that too many come at once.
 func (h *Host) ReceiveSnapshot(ctx context.Context, from NodeID, id PartitionID, r io.Reader) error {
@@ -289,7 +292,8 @@ func (h *Host) arrive(id PartitionID) (*arrival, error) {
 		return nil, h.stoppedError()
 	}
 	for p, a := range s.staged {
-		if !a.busy && (time.Since(a.at) > arrivalKept || p != id && len(s.staged) > 2*snapshotsAtOnce) {
+		if !a.busy && p != id && len(s.staged) > 2*snapshotsAtOnce {
+			a.expiry.Stop()
 			a.im.Discard()
 			delete(s.staged, p)
 		}
@@ -319,12 +323,30 @@ func (h *Host) arrived(id PartitionID, a *arrival, keep bool) {
 	s := h.snaps
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	a.busy, a.at = false, time.Now()
+	a.busy = false
 	s.taking--
 	if !keep || s.ended {
 		if keep {
 			a.im.Discard()
 		}
 		delete(s.staged, id)
+		return
 	}
+	a.broke++
+	broke := a.broke
+	a.expiry = time.AfterFunc(h.cfg.snapshotKept, func() { h.expire(id, a, broke) })
+}
+
+// expire throws half a snapshot away that got nothing since it broke off: it may
+// be many gigabytes, and nobody else looks at it.
+func (h *Host) expire(id PartitionID, a *arrival, broke int) {
+	s := h.snaps
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.ended || s.staged[id] != a || a.busy || a.broke != broke {
+		return
+	}
+	a.im.Discard()
+	delete(s.staged, id)
+	h.cfg.Logger.Info("half a snapshot was thrown away: the rest did not come", "partition", h.cfg.Name(id), "after", h.cfg.snapshotKept)
 }

@@ -141,18 +141,3 @@ func (w *work) leadWay(a partition.NodeID, nodes []partition.NodeID, next map[pa
 	slices.Reverse(way)
 	return way
 }
-
-// transfers has leaders hand over to those that are to lead, where these are
-// there.
-func (w *work) transfers() {
-	for _, p := range w.parts {
-		to := p.Replicas[0]
-		if p.Leader == 0 || p.Leader == to || p.Moving || w.moved[p.ID] || p.ID == partition.Metadata || !w.takes(to) {
-			continue
-		}
-		if len(w.plan.Transfers) >= w.opt.Leads {
-			return
-		}
-		w.plan.Transfers = append(w.plan.Transfers, Transfer{Partition: p.ID, From: p.Leader, To: to})
-	}
-}

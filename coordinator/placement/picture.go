@@ -30,11 +30,7 @@
 // best, leaders.go who leads, initial.go a topic's first placement.
 package placement
 
-import (
-	"slices"
-
-	"github.com/strandmq/strandmq/partition"
-)
+import "github.com/strandmq/strandmq/partition"
 
 // Picture is the cluster at one moment. Make does not change it.
 type Picture struct {
@@ -62,8 +58,6 @@ type Partition struct {
 	Erasing []partition.NodeID
 	Want    int  // how many replicas there are to be
 	Moving  bool // not yet as Replicas says
-	Leader  partition.NodeID
-	Bytes   uint64 // roughly, what a new replica has to be fed
 }
 
 // Options bound a plan.
@@ -116,18 +110,6 @@ type Move struct {
 	Why       Why
 }
 
-// Data tells whether messages have to move, and not only the lead.
-func (m Move) Data() bool {
-	return len(m.From) != len(m.To) || slices.ContainsFunc(m.To, func(n partition.NodeID) bool { return !slices.Contains(m.From, n) })
-}
-
-// Transfer is a partition whose leader is to hand over to the one that is
-// wanted to lead.
-type Transfer struct {
-	Partition partition.PartitionID
-	From, To  partition.NodeID
-}
-
 // Stuck is a partition that should move and cannot.
 type Stuck struct {
 	Partition partition.PartitionID
@@ -137,9 +119,8 @@ type Stuck struct {
 
 // Plan is what should be done.
 type Plan struct {
-	Moves     []Move
-	Transfers []Transfer
-	Stuck     []Stuck
+	Moves []Move
+	Stuck []Stuck
 }
 
 // DefaultReplicas is how many replicas a topic's partitions get that asks for

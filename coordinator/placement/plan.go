@@ -17,7 +17,6 @@ func Make(pic Picture, opt Options) Plan {
 	w.zones()
 	w.even()
 	w.leaders()
-	w.transfers()
 	return w.plan
 }
 
@@ -262,7 +261,7 @@ func (w *work) evenOnce() bool {
 }
 
 // mover finds the partition that is best moved: of the topic that has the most
-// more on the one node than on the other, not led from there, and small.
+// more on the one node than on the other, and not led from there.
 func (w *work) mover(from, to partition.NodeID) *Partition {
 	var best *Partition
 	skew := func(p *Partition) int { return w.topicLoad[topicOn{p.Topic, to}] - w.topicLoad[topicOn{p.Topic, from}] }
@@ -282,7 +281,7 @@ func (w *work) mover(from, to partition.NodeID) *Partition {
 		if w.inZone(rest, w.node(to).Zone) > w.inZone(rest, w.node(from).Zone) {
 			continue
 		}
-		if best == nil || cmp.Or(cmp.Compare(skew(p), skew(best)), cmp.Compare(led(p), led(best)), cmp.Compare(p.Bytes, best.Bytes)) < 0 {
+		if best == nil || cmp.Or(cmp.Compare(skew(p), skew(best)), cmp.Compare(led(p), led(best))) < 0 {
 			best = p
 		}
 	}

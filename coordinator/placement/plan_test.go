@@ -41,7 +41,7 @@ func drawPicture(t *rapid.T) Picture {
 		n = min(n, len(perm))
 		p := Partition{
 			ID: partition.PartitionID(i), Topic: rapid.Uint64Range(1, 3).Draw(t, "topic"), Replicas: perm[:n],
-			Want: rapid.SampledFrom([]int{1, 3, 3, 3, 5}).Draw(t, "want"), Bytes: rapid.Uint64Range(0, 9).Draw(t, "bytes"),
+			Want: rapid.SampledFrom([]int{1, 3, 3, 3, 5}).Draw(t, "want"),
 		}
 		if rest := perm[n:]; len(rest) > 1 {
 			if p.Moving = rapid.IntRange(0, 9).Draw(t, "moving") == 0; p.Moving {
@@ -50,9 +50,6 @@ func drawPicture(t *rapid.T) Picture {
 			if rapid.IntRange(0, 9).Draw(t, "erasing") == 0 {
 				p.Erasing = rest[1:2]
 			}
-		}
-		if rapid.Bool().Draw(t, "led") {
-			p.Leader = rapid.SampledFrom(p.Replicas).Draw(t, "leader")
 		}
 		pic.Partitions = append(pic.Partitions, p)
 	}
@@ -77,7 +74,7 @@ func TestPlanProperties(t *testing.T) {
 			if err := sound(pic, opt, plan); err != nil {
 				t.Fatalf("%v\n%s", err, planText(plan))
 			}
-			if len(plan.Moves)+len(plan.Transfers) == 0 {
+			if len(plan.Moves) == 0 {
 				break
 			}
 			if round > 40*(len(pic.Partitions)+1) {
@@ -131,32 +128,32 @@ func sound(pic Picture, opt Options, plan Plan) error {
 			return fmt.Errorf("%v would have %d of %d replicas", m.Partition, has, p.Want)
 		case has > was && has > p.Want:
 			return fmt.Errorf("%v would have %d and %d are wanted", m.Partition, has, p.Want)
-		case m.Data() && (!w.majority(holders(p)) || !w.majority(m.To)):
+		case data(m) && (!w.majority(holders(p)) || !w.majority(m.To)):
 			return fmt.Errorf("%v is moved without a majority", m.Partition)
-		case !m.Data() && (p.Moving || slices.Equal(m.From, m.To) || !w.mayLead(m.To[0])):
+		case !data(m) && (p.Moving || slices.Equal(m.From, m.To) || !w.mayLead(m.To[0])):
 			return fmt.Errorf("%v: a lead changes from %v to %v", m.Partition, m.From, m.To)
 		}
-		if !m.Data() {
+		if !data(m) {
 			leads++
 		} else if !p.Moving {
 			busy++
 		}
 	}
-	if opt := opt.WithDefaults(); leads > opt.Leads || len(plan.Transfers) > opt.Leads || busy > opt.Moves && len(plan.Moves) > leads+movingAgain(plan, parts) {
+	if opt := opt.WithDefaults(); leads > opt.Leads || busy > opt.Moves && len(plan.Moves) > leads+movingAgain(plan, parts) {
 		return fmt.Errorf("%d leads and %d moves at once", leads, busy)
 	}
-	for _, tr := range plan.Transfers {
-		if p := parts[tr.Partition]; p.Replicas[0] != tr.To || p.Leader != tr.From || !w.takes(tr.To) || seen[tr.Partition] {
-			return fmt.Errorf("%v: transfer from %v to %v", tr.Partition, tr.From, tr.To)
-		}
-	}
 	return nil
+}
+
+// data tells whether messages have to move, and not only the lead.
+func data(m Move) bool {
+	return len(m.From) != len(m.To) || slices.ContainsFunc(m.To, func(n partition.NodeID) bool { return !slices.Contains(m.From, n) })
 }
 
 // movingAgain counts the moves of partitions that were on the move already.
 func movingAgain(plan Plan, parts map[partition.PartitionID]*Partition) (n int) {
 	for _, m := range plan.Moves {
-		if m.Data() && parts[m.Partition].Moving {
+		if data(m) && parts[m.Partition].Moving {
 			n++
 		}
 	}
@@ -189,7 +186,7 @@ func balancedPicture(t *rapid.T, least int) Picture {
 func settle(t *rapid.T, pic *Picture) (copied int) {
 	for range 1000 {
 		plan := Make(*pic, Options{})
-		if len(plan.Moves)+len(plan.Transfers) == 0 {
+		if len(plan.Moves) == 0 {
 			return copied
 		}
 		copied += carryOut(pic, plan)
@@ -228,7 +225,7 @@ func TestInitialIsEven(t *testing.T) {
 			t.Fatalf("from %d to %d replicas a node", fewest, most)
 		}
 		for _, m := range Make(pic, Options{}).Moves {
-			if m.Data() {
+			if data(m) {
 				t.Fatalf("what was just placed moves: %v", m)
 			}
 		}

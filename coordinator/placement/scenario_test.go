@@ -17,7 +17,7 @@ import (
 //
 //	picture              the lines are the picture:
 //	                       n1 [zone=a] [draining] [silent=MS]
-//	                       p1 t1 n1,n2,n3 [want=3] [leaving=n4] [erasing=n5] [moving] [leader=n2] [bytes=N]
+//	                       p1 t1 n1,n2,n3 [want=3] [leaving=n4] [erasing=n5] [moving]
 //	plan [moves=N] [leads=N] [dead-after=MS]
 //	                     what should be done now; nothing is changed
 //	run [...]            plans are made and carried out until there is nothing more to
@@ -111,10 +111,6 @@ func parse(t *testing.T, text string) (pic Picture) {
 				p.Erasing = nodes(value)
 			case key == "moving":
 				p.Moving = true
-			case key == "leader":
-				p.Leader = partition.NodeID(num)
-			case key == "bytes":
-				p.Bytes = num
 			case word[0] == 't':
 				p.Topic, _ = strconv.ParseUint(word[1:], 10, 64)
 			case word[0] == 'p':
@@ -153,9 +149,6 @@ func planText(plan Plan) string {
 	for _, m := range plan.Moves {
 		fmt.Fprintf(&b, "%v %s -> %s: %s\n", m.Partition, list(m.From), list(m.To), m.Why)
 	}
-	for _, t := range plan.Transfers {
-		fmt.Fprintf(&b, "%v leader %v -> %v\n", t.Partition, t.From, t.To)
-	}
 	for _, s := range plan.Stuck {
 		fmt.Fprintf(&b, "%v stuck, %s: %s\n", s.Partition, s.Why, s.Needs)
 	}
@@ -174,14 +167,6 @@ func carryOut(pic *Picture, plan Plan) (copied int) {
 					}
 				}
 				p.Replicas, p.Leaving, p.Moving = m.To, nil, false
-				if p.Leader != 0 && !slices.Contains(m.To, p.Leader) {
-					p.Leader = m.To[0]
-				}
-			}
-		}
-		for _, t := range plan.Transfers {
-			if t.Partition == p.ID {
-				p.Leader = t.To
 			}
 		}
 	}
@@ -192,7 +177,7 @@ func runText(t *testing.T, pic *Picture, opt Options) string {
 	copied, plans := 0, 0
 	var last Plan
 	for {
-		if last = Make(*pic, opt); len(last.Moves)+len(last.Transfers) == 0 {
+		if last = Make(*pic, opt); len(last.Moves) == 0 {
 			break
 		}
 		if plans++; plans > 10_000 {
