@@ -59,7 +59,9 @@ const (
 	release = strandmqv1.SettleAction_SETTLE_ACTION_RELEASE
 )
 
-// patience bounds every wait for something that should come at once.
+// patience bounds every wait for something that should come at once. Nothing is
+// asserted about how soon it comes: a wait ends with what it waits for, and a minute is
+// more than a machine that does other things needs.
 const patience = time.Minute
 
 // millisecond is how much shorter than asked a wait may look from outside: the

@@ -76,21 +76,33 @@ func (d *devCluster) showLogs() {
 
 // pidOf is the process that has a node's folder open now.
 func (d *devCluster) pidOf(n devRow) int {
+	pid := d.opener(n)
+	if pid <= 0 {
+		d.t.Fatalf("nobody has %s open", n.Data)
+	}
+	return pid
+}
+
+// opener is the process that has a node's folder open now; 0: none.
+func (d *devCluster) opener(n devRow) int {
 	f, err := os.Open(filepath.Join(n.Data, "LOCK"))
 	if err != nil {
 		d.t.Fatal(err)
 	}
 	defer f.Close()
 	l := syscall.Flock_t{Type: syscall.F_WRLCK, Whence: io.SeekStart}
-	if err := syscall.FcntlFlock(f.Fd(), syscall.F_GETLK, &l); err != nil || l.Pid <= 0 {
-		d.t.Fatalf("nobody has %s open: %v", n.Data, err)
+	if err := syscall.FcntlFlock(f.Fd(), syscall.F_GETLK, &l); err != nil {
+		d.t.Fatal(err)
+	}
+	if l.Type == syscall.F_UNLCK {
+		return 0
 	}
 	return int(l.Pid)
 }
 
 // awaitThere waits until every node is there for the others.
 func (d *devCluster) awaitThere(api *clients) {
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		res, err := ask(d.t.Context(), api.cluster.DescribeCluster, &strandmqv1.DescribeClusterRequest{})
 		there := 0
@@ -193,13 +205,17 @@ func TestKillNode(t *testing.T) {
 	r := s.random(99)
 	first := r.IntN(len(d.nodes))
 	for k := range kills {
-		time.Sleep(time.Duration(300+r.IntN(400)) * time.Millisecond) // the load between two kills
+		s.goesOn()
+		time.Sleep(time.Duration(r.IntN(400)) * time.Millisecond) // so that kills come at any moment of the load
 		n := d.nodes[(first+k)%len(d.nodes)]
-		s.end(check.Event{Kind: check.NodeKilled})
-		if err := syscall.Kill(d.pidOf(n), syscall.SIGKILL); err != nil {
+		call := s.begin(check.Event{Kind: check.KillCall})
+		pid := d.pidOf(n)
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 			t.Fatal(err)
 		}
-		time.Sleep(1500 * time.Millisecond) // the load without it, and as it comes back
+		s.end(check.Event{Kind: check.KillReturn, Call: call})
+		s.goesOn() // without it
+		until(t, "the node is started again", func() bool { again := d.opener(n); return again > 0 && again != pid })
 		d.awaitThere(api)
 	}
 	stopPublishing()

@@ -58,7 +58,8 @@ func TestKill(t *testing.T) {
 	}
 	r := s.random(99)
 	for range kills {
-		time.Sleep(time.Duration(100+r.IntN(400)) * time.Millisecond) // the load between two kills
+		s.goesOn()
+		time.Sleep(time.Duration(r.IntN(400)) * time.Millisecond) // so that kills come at any moment of the load
 		p.kill()
 		p.start()
 	}
@@ -161,7 +162,7 @@ func (p *process) start() {
 		p.t.Fatal(err)
 	}
 	api := dial(p.url)
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(patience)
 	for {
 		if _, err := ask(p.t.Context(), api.node.NodeInfo, &strandmqv1.NodeInfoRequest{}); err == nil {
 			return
@@ -239,6 +240,28 @@ func (s *storm) setUp() {
 			s.t.Fatal(err)
 		}
 	}
+}
+
+// goesOn waits until publishers and members have got some answers more.
+func (s *storm) goesOn() {
+	answers := func() (publishes, receives int) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		for _, e := range s.events {
+			switch {
+			case e.Kind == check.PublishReturn && !e.Lost:
+				publishes++
+			case e.Kind == check.ReceiveReturn && len(e.Deliveries) > 0:
+				receives++
+			}
+		}
+		return publishes, receives
+	}
+	p, r := answers()
+	until(s.t, "the load goes on", func() bool {
+		publishes, receives := answers()
+		return publishes >= p+20 && receives >= r+20
+	})
 }
 
 // publisher publishes small batches over its own keys, one after the other, and
@@ -415,7 +438,7 @@ func (s *storm) settle(ctx context.Context, m *member, list []check.Settlement) 
 
 // drain waits until both groups have nothing left.
 func (s *storm) drain() {
-	deadline := time.Now().Add(90 * time.Second)
+	deadline := time.Now().Add(2 * patience) // an upper bound: it takes some seconds
 	for _, g := range s.groups {
 		for {
 			res, err := ask(s.ctx, s.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: stormTopic, Group: g.Name})
@@ -433,7 +456,7 @@ func (s *storm) drain() {
 
 // history reads the log and the dead letters back and closes the record.
 func (s *storm) history() check.History {
-	h := check.History{Events: s.events, Log: readBack(s.ctx, s.t, s.api, stormTopic), Groups: s.groups}
+	h := check.History{Events: s.events, Log: readBack(s.ctx, s.t, s.api, stormTopic), Groups: s.groups, Logged: s.logged}
 	for i := range h.Groups {
 		token := ""
 		for {
@@ -457,6 +480,24 @@ func (s *storm) history() check.History {
 		}
 	}
 	return h
+}
+
+// logged reads a message's hand-outs to a group back from the log.
+func (s *storm) logged(group string, at check.Place) (list []check.HandOut) {
+	res, err := ask(s.ctx, s.api.trace.Trace, &strandmqv1.TraceRequest{
+		Topic: stormTopic, Which: &strandmqv1.TraceRequest_Place{Place: &strandmqv1.MessagePlace{Partition: at.Partition, Offset: at.Offset}},
+	})
+	if err != nil {
+		s.t.Errorf("trace of %v: %v", at, err)
+	}
+	for _, m := range res.GetMessages() {
+		for _, e := range m.GetEvents() {
+			if e.GetGroup() == group && e.GetWhat() == "handed-out" {
+				list = append(list, check.HandOut{Attempt: e.GetAttempt(), Member: e.GetMember()})
+			}
+		}
+	}
+	return list
 }
 
 // readBack reads every message of a topic with a group of its own.

@@ -3,6 +3,7 @@ package check
 import (
 	"cmp"
 	"slices"
+	"strings"
 )
 
 // handOut is one token of one message as the clients saw it.
@@ -231,31 +232,72 @@ func (j *judge) attempts(g Group, l *life) {
 		if o.attempt == 0 {
 			j.say("P5", "group %s: %v was handed out with attempt 0", g.Name, l.place)
 		} else if o.attempt > before+1 {
-			if skipped, lost := int(o.attempt-before-1), j.lost(g.Name, since, o.end); skipped > lost {
-				j.say("P5", "group %s: %v went from attempt %d to %d, with %d lost answers between",
-					g.Name, l.place, before, o.attempt, lost)
-			}
+			j.skipped(g, l, before, o.attempt, since, o.end)
 		}
 		last = o
 	}
 }
 
-// lost counts the group's receives without an answer that overlap a span.
-func (j *judge) lost(group string, from, to int) (n int) {
-	for _, c := range j.order {
-		if c.begin >= to {
-			break
+// skipped judges the attempts between two that members saw, of which the first was
+// received after the event from, and the second by the event to.
+func (j *judge) skipped(g Group, l *life, before, attempt uint32, from, to int) {
+	if j.h.Logged == nil {
+		if skipped, lost := int(attempt-before-1), j.lost(g.Name, "", from, to); skipped > lost {
+			j.say("P5", "group %s: %v went from attempt %d to %d, with %d lost answers between", g.Name, l.place, before, attempt, lost)
 		}
-		if c.first.Kind == ReceiveCall && c.first.Group == group && c.last == nil && (c.end < 0 || c.end > from) {
-			n++
+		return
+	}
+	logged := j.h.Logged(g.Name, l.place)
+	excused := map[string]int{} // by member
+	for unseen := before + 1; unseen < attempt; unseen++ {
+		var members []string
+		lost := false
+		for _, h := range logged {
+			if h.Attempt != unseen || lost {
+				continue
+			}
+			members = append(members, h.Member)
+			// One answer brings one attempt of a message.
+			if lost = excused[h.Member] < j.lost(g.Name, h.Member, from, to); lost {
+				excused[h.Member]++
+			}
+		}
+		switch {
+		case len(members) == 0:
+			j.say("P5", "group %s: attempt %d of %v was charged, and the log has no hand-out of it", g.Name, unseen, l.place)
+		case !lost:
+			j.say("P5", "group %s: attempt %d of %v was handed out to %s, and came in no answer, although none was lost with it",
+				g.Name, unseen, l.place, strings.Join(members, " and "))
 		}
 	}
-	for i := max(from, 0); j.h.Routed && i < to; i++ {
-		if j.h.Events[i].Kind == NodeKilled {
+}
+
+// lost counts the receives that overlap a span and that may not have brought what
+// was handed out to them: of a group those without an answer, of one of its members
+// also those that were open as a node was killed.
+func (j *judge) lost(group, member string, from, to int) (n int) {
+	for _, c := range j.order {
+		if c.first.Kind != ReceiveCall || c.first.Group != group || !c.overlaps(from, to) {
+			continue
+		}
+		if c.last == nil && (member == "" || c.first.Member == member) || c.first.Member == member && j.cutOff(c, from, to) {
 			n++
 		}
 	}
 	return n
+}
+
+// cutOff tells whether a call was open as a node was killed, in a span.
+func (j *judge) cutOff(c *call, from, to int) bool {
+	return slices.ContainsFunc(j.order, func(kill *call) bool {
+		return kill.first.Kind == KillCall && kill.overlaps(from, to) && kill.overlaps(c.begin, c.end)
+	})
+}
+
+// overlaps tells whether a call had begun before an event and had not ended before
+// another one. An event is a place in the history; -1 as the later one is its end.
+func (c *call) overlaps(from, to int) bool {
+	return (to < 0 || c.begin < to) && (c.end < 0 || c.end > from)
 }
 
 // strands judges P3: each key's messages in the order of their offsets.

@@ -30,7 +30,8 @@ const (
 	SettleCall                    // Settlements
 	SettleReturn                  // Settled, unless Lost
 	SessionLeft                   // Group, Member: what it held was released
-	NodeKilled                    // nothing: a node ended, without a word
+	KillCall                      // nothing: a node is about to end, without a word
+	KillReturn                    // nothing: it has
 )
 
 // Event is one line of a history.
@@ -117,10 +118,21 @@ type History struct {
 	Groups []Group
 	// Routed tells that calls went by nodes that do not lead. Such a node sends a
 	// publish with an id again when the leader died over it, so that what the caller
-	// sent once can be called a duplicate; and what a leader had handed out when it was
-	// killed never came to the node that the member asked, and so costs an attempt
-	// although no answer to the member was lost.
+	// sent once can be called a duplicate.
 	Routed bool
+	// Logged gives a message's hand-outs to a group as the log has them, in its order.
+	// With it an attempt that no member saw has to be one of them, and to have gone to a
+	// member that lost an answer, or that waited for one as a node was killed: what a
+	// leader had handed out when it ended never came to the node that the member asked,
+	// and costs an attempt although that node answered. nil: nobody knows, and lost
+	// answers of the group are counted.
+	Logged func(group string, at Place) []HandOut
+}
+
+// HandOut is one hand-out as the log has it.
+type HandOut struct {
+	Attempt uint32
+	Member  string
 }
 
 // Violation is one broken promise, proven by the history.
@@ -166,11 +178,11 @@ func (j *judge) index() {
 	for i := range j.h.Events {
 		e := &j.h.Events[i]
 		switch e.Kind {
-		case PublishCall, ReceiveCall, SettleCall:
+		case PublishCall, ReceiveCall, SettleCall, KillCall:
 			c := &call{begin: i, end: -1, first: e}
 			j.calls[e.Call] = c
 			j.order = append(j.order, c)
-		case PublishReturn, ReceiveReturn, SettleReturn:
+		case PublishReturn, ReceiveReturn, SettleReturn, KillReturn:
 			c := j.calls[e.Call]
 			if c == nil {
 				j.say("history", "event %d ends call %d, which never began", i, e.Call)
