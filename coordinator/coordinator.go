@@ -28,7 +28,7 @@
 // erased.
 //
 // The parts: assign.go is the pure assignment and placement/ where replicas should
-// be, machine*.go the pure state machine, rows*.go its table, expiry.go and
+// be, duty/ what nodes do about that, machine*.go the pure state machine, rows*.go its table, expiry.go and
 // balance.go the leader's notes of which sessions and nodes were heard of, app.go
 // the object that the host drives, and this file and cluster.go the shell for
 // callers.

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/coordinator/duty"
 	"github.com/strandmq/strandmq/internal/peer"
 	"github.com/strandmq/strandmq/partition"
 )
@@ -18,7 +19,7 @@ import (
 //
 //	map ─────► who is let in and connected to      (SetNodes)
 //	    ─────► replicas made, and erased           (agent_replicas.go)
-//	    ─────► where this node leads: the voters   (agent_lead.go, agent_step.go)
+//	    ─────► where this node leads: the voters   (agent_lead.go, coordinator/duty)
 //	roles ───► what a leader finishes              (agent_lead.go)
 //	who is up ► the host, and who leads the metadata log
 //
@@ -40,9 +41,10 @@ type agent struct {
 	wake      chan struct{} // look again; holds one
 	ready     chan struct{} // closed when the node serves
 
-	setNodes uint64    // Map.Placed when the connections were told last; run's
-	told     bool      // they were told at all; run's
-	undone   time.Time // since when, as the leader of the metadata log, this node sees something unfinished; run's
+	setNodes uint64      // Map.Placed when the connections were told last; run's
+	told     bool        // they were told at all; run's
+	keeper   duty.Keeper // run's
+	undone   time.Time   // since when, as the leader of the metadata log, this node sees something unfinished; run's
 
 	mu      sync.Mutex
 	clients map[partition.NodeID]*http.Client   // guarded by mu
@@ -50,15 +52,7 @@ type agent struct {
 	led     map[partition.PartitionID]bool      // guarded by mu: began to be led here, and that is not attended to yet
 	busy    map[partition.PartitionID]bool      // guarded by mu: something is under way
 	rest    map[partition.PartitionID]time.Time // guarded by mu: something failed; not before that
-	target  map[fedReplica]partition.Index      // guarded by mu: where a replica has caught up
-	erased  map[partition.PartitionID]bool      // guarded by mu: replicas that are gone and of which that was said
 	meta    bool                                // guarded by mu: this node leads the metadata log
-}
-
-// fedReplica is a replica that is being fed.
-type fedReplica struct {
-	id partition.PartitionID
-	r  partition.ReplicaID
 }
 
 const (
@@ -76,8 +70,7 @@ func newAgent(b *Broker, h home) *agent {
 		b: b, log: b.log, home: h, links: newLinks(b.log),
 		work: make(chan struct{}, agentWork), wake: make(chan struct{}, 1), ready: make(chan struct{}),
 		clients: map[partition.NodeID]*http.Client{}, since: map[partition.NodeID]time.Time{}, led: map[partition.PartitionID]bool{},
-		busy: map[partition.PartitionID]bool{}, rest: map[partition.PartitionID]time.Time{}, target: map[fedReplica]partition.Index{},
-		erased: map[partition.PartitionID]bool{},
+		busy: map[partition.PartitionID]bool{}, rest: map[partition.PartitionID]time.Time{},
 	}
 }
 

@@ -2,11 +2,11 @@ package broker
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/coordinator/duty"
 	"github.com/strandmq/strandmq/partition"
 	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
 )
@@ -35,9 +35,8 @@ func (a *agent) leads(ctx context.Context, m *coordinator.Map, doing *sync.WaitG
 			a.do(ctx, doing, p.ID, "finishing topics and groups", a.b.reconcile)
 			continue
 		}
-		w := a.membership(m, p, info)
-		s := w.next()
-		more = more || s.what != stepNone || s.waiting
+		s := a.keeper.Lead(m, p, info, a.others())
+		more = more || s.Kind != duty.Nothing || s.Waiting
 		a.carry(ctx, doing, p, s)
 	}
 	return more
@@ -103,74 +102,30 @@ func (a *agent) tellReached() {
 	}
 }
 
-// membership is what is known of a partition that is led here.
-func (a *agent) membership(m *coordinator.Map, p *coordinator.Partition, info partition.Info) *membership {
-	w := &membership{
-		self: info.Replica, voters: p.Replicas, moving: p.Moving(), hasVoters: info.Voters, hasLearners: info.Learners,
-		up:     a.isUp,
-		caught: func(r partition.ReplicaID) bool { return r == info.Replica || a.caught(p.ID, info, r) },
-	}
-	w.lead = func(to partition.ReplicaID) bool {
-		at, up := a.upSince(to.Node())
-		n, ok := m.Node(to.Node())
-		return up && time.Since(at) >= agentReturn && ok && n.State == coordinator.Active && w.caught(to)
-	}
-	for _, l := range p.Leaving {
-		w.gone = append(w.gone, l.ID)
-	}
-	if p.ID != partition.Metadata {
-		return w
-	}
-	// Every node has a replica of the metadata log, so that it has the map.
-	for n := range m.Nodes() {
-		r := n.ID.Replica()
-		switch {
-		case n.State == coordinator.Lost || n.State == coordinator.Removed:
-			w.gone = append(w.gone, r)
-		case !slices.Contains(p.Replicas, r):
-			w.listeners = append(w.listeners, r)
-		}
-	}
-	return w
-}
-
-// caught tells whether a replica has what the leader had when it looked first.
-func (a *agent) caught(id partition.PartitionID, info partition.Info, r partition.ReplicaID) bool {
-	i := slices.IndexFunc(info.Followers, func(f partition.Follower) bool { return f.Replica == r })
-	if i < 0 {
-		return false
-	}
-	f, in := info.Followers[i], fedReplica{id, r}
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	to, known := a.target[in]
-	if !known {
-		to = info.LastIndex
-		a.target[in] = to
-	}
-	ok := f.Active && !f.Snapshot && f.Match >= to
-	if ok {
-		delete(a.target, in)
-	}
-	return ok
+// others is what this node knows of the others.
+func (a *agent) others() duty.Others {
+	return duty.Others{Up: a.isUp, Stay: func(n partition.NodeID) bool {
+		at, up := a.upSince(n)
+		return up && time.Since(at) >= agentReturn
+	}}
 }
 
 // carry takes one step, beside the goroutine that looks.
-func (a *agent) carry(ctx context.Context, doing *sync.WaitGroup, p *coordinator.Partition, s step) {
+func (a *agent) carry(ctx context.Context, doing *sync.WaitGroup, p *coordinator.Partition, s duty.Step) {
 	id := p.ID
-	switch s.what {
-	case stepNone:
-	case stepChange:
+	switch s.Kind {
+	case duty.Nothing:
+	case duty.Change:
 		a.do(ctx, doing, id, "changing the replicas", func(ctx context.Context) error {
-			err := a.b.host.Change(ctx, id, s.change)
+			err := a.b.host.Change(ctx, id, s.Change)
 			if err == nil {
-				a.log.Info("replicas changed", "partition", a.b.partitionName(id), "change", s.change)
+				a.log.Info("replicas changed", "partition", a.b.partitionName(id), "change", s.Change)
 			}
 			return err
 		})
-	case stepTransfer:
-		a.do(ctx, doing, id, "handing a leadership over", func(ctx context.Context) error { return a.b.host.Transfer(ctx, id, s.to) })
-	case stepSettle:
+	case duty.Transfer:
+		a.do(ctx, doing, id, "handing a leadership over", func(ctx context.Context) error { return a.b.host.Transfer(ctx, id, s.To) })
+	case duty.Settle:
 		placement := p.Placement
 		a.do(ctx, doing, id, "saying that a placement is reached", func(ctx context.Context) error { return a.saySettled(ctx, id, placement) })
 	}

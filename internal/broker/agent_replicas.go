@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/coordinator/duty"
 	"github.com/strandmq/strandmq/partition"
 	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
 )
@@ -23,9 +24,6 @@ func (a *agent) replicas(ctx context.Context, m *coordinator.Map, doing *sync.Wa
 		}
 	}
 	for p := range m.Partitions() {
-		if p.ID == partition.Metadata {
-			continue // a node has it since it joined
-		}
 		fn, what := a.replica(m, p, here[p.ID])
 		if fn == nil {
 			continue
@@ -39,44 +37,36 @@ func (a *agent) replicas(ctx context.Context, m *coordinator.Map, doing *sync.Wa
 // replica is what is to be done about the replica of one partition here; nil:
 // nothing.
 func (a *agent) replica(m *coordinator.Map, p *coordinator.Partition, here bool) (do func(context.Context) error, what string) {
-	host, id, self := a.b.host, p.ID, a.b.cfg.Node
-	at, _ := m.Place(id)
-	if at.Topic.Phase == coordinator.Deleting {
-		if !here {
-			return nil, ""
-		}
+	host, id := a.b.host, p.ID
+	switch t := duty.Replica(m, p, a.b.cfg.Node, here); t.Kind {
+	case duty.Leave:
+	case duty.Drop:
 		return func(ctx context.Context) error { return host.Drop(ctx, id) }, "erasing a partition whose topic is being deleted"
+	case duty.Erase:
+		return func(ctx context.Context) error { return a.erase(ctx, id, t.Replica) }, "erasing a replica that left this node"
+	case duty.Create:
+		return func(ctx context.Context) error { return host.CreateReplicas(ctx, id, t.Replica, t.Voters) }, "making a replica"
+	case duty.Join:
+		return func(ctx context.Context) error { return host.Join(ctx, id, t.Replica) }, "making a replica that is to be fed"
 	}
-	if l, ok := p.Left(self); ok && l.Out {
-		// The partition's leader has said, and the metadata log knows, that no vote of
-		// it counts.
-		return func(ctx context.Context) error {
-			info, err := host.Info(id)
-			switch {
-			case errors.As(err, new(*partition.ErrUnknownPartition)):
-			case err != nil:
-				return err
-			case info.Replica != l.ID:
-				return &partition.ErrOtherReplica{Partition: id, Have: info.Replica, Want: l.ID}
-			default:
-				if err := host.Drop(ctx, id); err != nil {
-					return err
-				}
-			}
-			return a.sayErased(ctx, id, l.ID)
-		}, "erasing a replica that left this node"
+	return nil, ""
+}
+
+// erase erases a replica that is out, and says so.
+func (a *agent) erase(ctx context.Context, id partition.PartitionID, r partition.ReplicaID) error {
+	info, err := a.b.host.Info(id)
+	switch {
+	case errors.As(err, new(*partition.ErrUnknownPartition)):
+	case err != nil:
+		return err
+	case info.Replica != r:
+		return &partition.ErrOtherReplica{Partition: id, Have: info.Replica, Want: r}
+	default:
+		if err := a.b.host.Drop(ctx, id); err != nil {
+			return err
+		}
 	}
-	r, ok := p.Replica(self)
-	if !ok || here {
-		return nil, ""
-	}
-	// While its topic is made, its voters are those that it begins with. Later a
-	// majority of those was there, and whoever comes now is fed by the leader.
-	if at.Topic.Phase == coordinator.Creating && r.Incarnation() == 0 {
-		voters := p.Replicas
-		return func(ctx context.Context) error { return host.CreateReplicas(ctx, id, r, voters) }, "making a replica"
-	}
-	return func(ctx context.Context) error { return host.Join(ctx, id, r) }, "making a replica that is to be fed"
+	return a.sayErased(ctx, id, r)
 }
 
 // sayErased tells the metadata log that a replica is erased.

@@ -18,6 +18,7 @@ var pure = []string{
 	"partition/format_*.go",
 	"coordinator/assign*.go",
 	"coordinator/placement/*.go",
+	"coordinator/duty/*.go",
 	"consumer/policy*.go",
 	"consumer/token.go",
 	"consumer/delivery.go",

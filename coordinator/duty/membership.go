@@ -1,4 +1,4 @@
-package broker
+package duty
 
 import (
 	"slices"
@@ -6,9 +6,9 @@ import (
 	"github.com/strandmq/strandmq/partition"
 )
 
-// membership is what a partition's replicas are to be, and what its leader knows
+// Membership is what a partition's replicas are to be, and what its leader knows
 // of those that there are.
-type membership struct {
+type Membership struct {
 	self      partition.ReplicaID
 	voters    []partition.ReplicaID // wanted; the first is to lead
 	listeners []partition.ReplicaID // wanted without a vote
@@ -22,31 +22,33 @@ type membership struct {
 	lead   func(to partition.ReplicaID) bool // a balanced leadership may move there now
 }
 
-// A step is the next thing to do about a partition's replicas.
-type step struct {
-	what    stepKind
-	change  partition.Change
-	to      partition.ReplicaID // of a transfer
-	waiting bool                // with nothing to do now: something is not yet as it is wanted
+// A Step is the next thing to do about a partition's replicas.
+type Step struct {
+	Kind    StepKind
+	Change  partition.Change
+	To      partition.ReplicaID // of a transfer
+	Waiting bool                // with nothing to do now: something is not yet as it is wanted
 }
 
-type stepKind byte
+// StepKind is what a step is.
+type StepKind byte
 
+// The kinds of steps.
 const (
-	stepNone     stepKind = iota
-	stepChange            // change the replicas
-	stepTransfer          // hand the leadership over
-	stepSettle            // say that the placement is reached
+	Nothing  StepKind = iota
+	Change            // change the replicas
+	Transfer          // hand the leadership over
+	Settle            // say that the placement is reached
 )
 
-// next is the next step: feed the new, give them votes, then take the votes of the
+// Next is the next step: feed the new, give them votes, then take the votes of the
 // old, and say so. Whoever is neither wanted nor named as leaving is left alone: the
 // map that this node has may be older than what another leader did.
 //
 //	add ──► fed ──► promote ──► (lead elsewhere) ──► demote ──► remove ──► settle
-func (m *membership) next() step {
-	change := func(k partition.ChangeKind, r partition.ReplicaID) step {
-		return step{what: stepChange, change: partition.Change{Kind: k, Replica: r}}
+func (m *Membership) Next() Step {
+	change := func(k partition.ChangeKind, r partition.ReplicaID) Step {
+		return Step{Kind: Change, Change: partition.Change{Kind: k, Replica: r}}
 	}
 	has := func(r partition.ReplicaID) bool {
 		return slices.Contains(m.hasVoters, r) || slices.Contains(m.hasLearners, r)
@@ -80,7 +82,7 @@ func (m *membership) next() step {
 		}
 	}
 	if !all {
-		return step{waiting: true}
+		return Step{Waiting: true}
 	}
 	for _, r := range m.hasVoters {
 		leaves := slices.Contains(m.gone, r)
@@ -92,22 +94,22 @@ func (m *membership) next() step {
 		}
 		for _, to := range m.voters {
 			if to != m.self && m.up(to.Node()) && m.caught(to) {
-				return step{what: stepTransfer, to: to}
+				return Step{Kind: Transfer, To: to}
 			}
 		}
-		return step{waiting: true}
+		return Step{Waiting: true}
 	}
 	if m.moving {
-		return step{what: stepSettle}
+		return Step{Kind: Settle}
 	}
 	if len(m.voters) > 0 && m.voters[0] != m.self && m.lead(m.voters[0]) {
-		return step{what: stepTransfer, to: m.voters[0]}
+		return Step{Kind: Transfer, To: m.voters[0]}
 	}
-	return step{waiting: waiting}
+	return Step{Waiting: waiting}
 }
 
 // onNode tells whether a node has a replica already, an earlier one.
-func (m *membership) onNode(n partition.NodeID) bool {
+func (m *Membership) onNode(n partition.NodeID) bool {
 	on := func(r partition.ReplicaID) bool { return r.Node() == n }
 	return slices.ContainsFunc(m.hasVoters, on) || slices.ContainsFunc(m.hasLearners, on)
 }
