@@ -35,7 +35,7 @@ MEMORY    ?= .*
 SIZES     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker bench-memory fuzz sim generate generate-check lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-memory fuzz sim generate generate-check lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,12 +75,17 @@ race: ## Tests of the concurrent packages under the race detector (needs a C com
 	fi
 
 bench: bench-broker ## Benchmarks, the broker's first; BENCH=regexp BENCHTIME=1s COUNT=1
-	$(GO) test -run '^$$' -bench '$(BENCH)' -skip '^Benchmark(Shapes|Memory)$$' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
+	$(GO) test -run '^$$' -bench '$(BENCH)' -skip '^Benchmark(Shapes|Cluster|Memory)$$' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
 		$$($(GO) list ./... | grep -v /internal/house)
 
 bench-broker: ## The load test's shapes against a real broker, 7 s each; SHAPES='w1|w3.*' COUNT=1; JSON in bin/shapes.json
 	@mkdir -p bin
 	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkShapes$$/^($(SHAPES))$$' -benchtime 1x -count $(COUNT) -timeout 60m \
+		-shapes.json '$(CURDIR)/bin/shapes.json'
+
+bench-cluster: ## The same against three nodes, and the outage when leaders are killed (w5): under 5 minutes; SHAPES, COUNT
+	@mkdir -p bin
+	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkCluster$$/^($(SHAPES))$$' -benchtime 1x -count $(COUNT) -timeout 60m \
 		-shapes.json '$(CURDIR)/bin/shapes.json'
 
 bench-memory: ## What a real broker takes: memory, bytes written, time of a start; MEMORY='idle|holes' and SIZES for less

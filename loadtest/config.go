@@ -51,6 +51,10 @@ type Config struct {
 	InFlight int
 	// Over streams: send readable messages instead of record batches.
 	Messages bool
+	// Of a shape: URLs of further nodes of the broker. The synchronous publishers
+	// connect to all of them in turn, as clients of a cluster do; the rest of a run is
+	// at the first node.
+	Others []string
 
 	RetryFor time.Duration // how long to repeat a call while the broker is away; 0: 1 min
 	DrainFor time.Duration // how long nothing may move before waiting for the groups ends; 0: 30 s

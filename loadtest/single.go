@@ -17,6 +17,7 @@ import (
 type single struct {
 	d     *drive
 	n     int
+	at    string // the URL of its node
 	lane  *lane
 	lanes *lanes // its own
 	way   singleWay
@@ -32,15 +33,18 @@ type singleWay interface {
 }
 
 func (d *drive) newSingle(ctx context.Context, n int) (*single, error) {
-	s := &single{d: d, n: n}
+	s := &single{d: d, n: n, at: d.server}
+	if i := n % (len(d.c.Others) + 1); i > 0 {
+		s.at = d.c.Others[i-1]
+	}
 	s.lanes, s.lane = d.lanes.fork(uint32(n))
 	if d.shape.Unary {
-		s.way = newUnarySingle(d.server, d.topic)
+		s.way = newUnarySingle(s.at, d.topic)
 		return s, nil
 	}
-	conn, err := openStream(ctx, d.server, publishStream)
+	conn, err := openStream(ctx, s.at, publishStream)
 	if err != nil {
-		return nil, explainStream(err, d.server)
+		return nil, explainStream(err, s.at)
 	}
 	way := &streamSingle{s: conn, topic: d.topic, partition: s.lane.partition}
 	if d.c.Sequences {
@@ -62,7 +66,7 @@ func (s *single) work(stop <-chan struct{}) error {
 		}
 		at := s.d.since()
 		if err := s.way.send(s.lanes.records(s.lane, 1, at, !s.d.c.NoIDs)[0]); err != nil {
-			return explainStream(err, s.d.server)
+			return explainStream(err, s.at)
 		}
 		now := s.d.since()
 		s.published.Add(1)

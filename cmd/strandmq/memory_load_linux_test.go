@@ -161,7 +161,7 @@ type taker struct {
 // delivery is what a taker shows of one.
 type delivery struct {
 	number, offset uint64
-	key            []byte
+	key, body      []byte
 }
 
 func (d *delivery) settle(a strandmqv1.SettleAction, delayMs int64) *strandmqv1.SettleRun {
@@ -214,7 +214,7 @@ func (m *taker) run(n int, fn func(*delivery) *strandmqv1.SettleRun) {
 					}
 					d.number, d.offset = d.number+1, d.offset+step
 				}
-				d.key = x.Key()
+				d.key, d.body = x.Key(), x.Body()
 				m.credit--
 				run := fn(&d)
 				if run == nil {

@@ -1,15 +1,11 @@
 package main
 
 import (
-	"bufio"
 	"encoding/json"
 	"flag"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -27,6 +23,7 @@ var (
 // shapeResult is one shape's figures. Rates are per second.
 type shapeResult struct {
 	Shape    string           `json:"shape"`
+	Nodes    int              `json:"nodes"`
 	Time     time.Time        `json:"time"`
 	Rate     float64          `json:"rate"`    // messages with a receipt, or settled where a group takes them
 	MB       float64          `json:"mb_rate"` // their bodies, in 10^6 bytes
@@ -52,12 +49,16 @@ type shapeResult struct {
 // its defaults, each on a fresh folder, with the disk's and Pebble's own rates
 // taken just before. `make bench-broker` prints the table.
 func BenchmarkShapes(b *testing.B) {
-	binary := buildMeasured(b)
+	benchShapes(b, buildMeasured(b), loadtest.Shapes, 1)
+}
+
+// benchShapes measures shapes against brokers of so many nodes.
+func benchShapes(b *testing.B, binary string, shapes []loadtest.Shape, nodes int) {
 	var results []*shapeResult
-	for _, named := range loadtest.Shapes {
+	for _, named := range shapes {
 		b.Run(named.Name, func(b *testing.B) {
 			for range b.N {
-				r := measureShape(b, binary, named.Name)
+				r := measureShape(b, binary, named, nodes)
 				results = append(results, r)
 				b.ReportMetric(r.Rate, "msg/s")
 				b.ReportMetric(r.P50, "p50-ms")
@@ -76,11 +77,11 @@ func BenchmarkShapes(b *testing.B) {
 // showShapes prints the table, and keeps the figures.
 func showShapes(b *testing.B, results []*shapeResult) {
 	t := table.Table{
-		Head:  []string{"SHAPE", "MSG/S", "MB/S", "P50", "P99", "SERVER S/M", "CLIENT S/M", "PEAK MIB", "WRITTEN", "SYNCS/S", "OF RAW", "OF SYNCS", "OTHERS", "VERDICT"},
-		Right: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12},
+		Head:  []string{"SHAPE", "NODES", "MSG/S", "MB/S", "P50", "P99", "SERVER S/M", "CLIENT S/M", "PEAK MIB", "WRITTEN", "SYNCS/S", "OF RAW", "OF SYNCS", "OTHERS", "VERDICT"},
+		Right: []int{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13},
 	}
 	for _, r := range results {
-		t.Add(r.Shape, whole(r.Rate), fmt.Sprintf("%.1f", r.MB), ms(r.P50), ms(r.P99), fmt.Sprintf("%.2f", r.Server), fmt.Sprintf("%.2f", r.Client),
+		t.Add(r.Shape, fmt.Sprint(r.Nodes), whole(r.Rate), fmt.Sprintf("%.1f", r.MB), ms(r.P50), ms(r.P99), fmt.Sprintf("%.2f", r.Server), fmt.Sprintf("%.2f", r.Client),
 			fmt.Sprintf("%.0f", r.Peak), share(r.Written), whole(r.Syncs), share(r.OfRaw), share(r.OfSyncs), fmt.Sprintf("%.2f", r.Others), r.Verdict)
 	}
 	fmt.Println()
@@ -113,14 +114,14 @@ func share(x float64) string {
 }
 
 // measureShape runs one shape once.
-func measureShape(b *testing.B, binary, name string) *shapeResult {
+func measureShape(b *testing.B, binary string, named loadtest.Shape, nodes int) *shapeResult {
 	b.Helper()
-	s, ok := loadtest.ShapeOf(name)
+	s, ok := loadtest.ShapeOf(named.Name)
 	if !ok {
-		b.Fatalf("no shape %s", name)
+		b.Fatalf("no shape %s", named.Name)
 	}
-	s.Time = *shapesTime
-	r := &shapeResult{Shape: name, Time: time.Now().UTC(), Syncs: rawSyncs(b)}
+	s.Time, s.Rate = *shapesTime, named.Rate
+	r := &shapeResult{Shape: named.Name, Nodes: nodes, Time: time.Now().UTC(), Syncs: rawSyncs(b)}
 	if s.Sync == 0 && !s.Consume && s.Backlog == 0 {
 		// The pump's batches: half of what may be under way, two of each partition.
 		const batch, committers = 256, 16
@@ -130,18 +131,18 @@ func measureShape(b *testing.B, binary, name string) *shapeResult {
 		}
 		r.Raw = n * batch
 	}
-	p := startMeasured(b, binary, filepath.Join(b.TempDir(), "data"))
-	defer p.stop()
+	f := startFleet(b, binary, nodes)
+	defer f.stop()
 	var from, to counters
-	rep, err := loadtest.RunShape(b.Context(), p.url, s, loadtest.Config{NoIDs: true}, func(begins bool) {
+	rep, err := loadtest.RunShape(b.Context(), f[0].url, s, loadtest.Config{NoIDs: true, Others: f.urls()[1:]}, func(begins bool) {
 		if begins {
-			from = p.count(b)
+			from = f.count(b)
 		} else {
-			to = p.count(b)
+			to = f.count(b)
 		}
 	})
 	if err != nil {
-		b.Fatalf("%s: %v", name, err)
+		b.Fatalf("%s: %v", named.Name, err)
 	}
 	r.Report, r.Verdict, r.Rate = rep, rep.Verdict.Outcome, rep.Publish.Rate
 	l := rep.Publish.Latency
@@ -189,104 +190,4 @@ func rawSyncs(b *testing.B) float64 {
 		}
 	}
 	return float64(n) / time.Since(began).Seconds()
-}
-
-// buildMeasured builds the binary.
-func buildMeasured(b *testing.B) string {
-	binary := filepath.Join(b.TempDir(), "strandmq")
-	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-		b.Fatalf("go build: %v\n%s", err, out)
-	}
-	return binary
-}
-
-// measured is a broker that runs as a process of its own.
-type measured struct {
-	url string
-	cmd *exec.Cmd
-}
-
-func startMeasured(b *testing.B, binary, folder string) *measured {
-	p := &measured{cmd: exec.Command(binary, "serve", "--data", folder, "--listen", "127.0.0.1:0", "--log-level", "warn")}
-	said, err := p.cmd.StderrPipe()
-	if err != nil {
-		b.Fatal(err)
-	}
-	// However this process ends, the broker ends with it.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
-		b.Fatal(err)
-	}
-	lines := bufio.NewScanner(said)
-	for lines.Scan() {
-		if rest, ok := strings.CutPrefix(lines.Text(), "serving at "); ok {
-			p.url, _, _ = strings.Cut(rest, ",")
-			return p
-		}
-	}
-	p.stop()
-	b.Fatal("the broker did not serve")
-	return nil
-}
-
-func (p *measured) stop() {
-	_ = p.cmd.Process.Kill() // its data are thrown away
-	_ = p.cmd.Wait()
-}
-
-// counters are what the kernel counts, in seconds, MiB, bytes.
-type counters struct {
-	at                  time.Time
-	server, client, all float64
-	peak                float64
-	written             float64
-	flushes             float64
-}
-
-func (p *measured) count(b *testing.B) counters {
-	c := counters{at: time.Now()}
-	of := func(name string) string {
-		raw, err := os.ReadFile(name)
-		if err != nil {
-			b.Fatal(err)
-		}
-		return string(raw)
-	}
-	proc := fmt.Sprintf("/proc/%d/", p.cmd.Process.Pid)
-	stat := of(proc + "stat")
-	f := strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
-	c.server = (number(f[11]) + number(f[12])) / 100
-	c.peak = fieldOf(of(proc+"status"), "VmHWM:") / 1024
-	c.written = fieldOf(of(proc+"io"), "write_bytes:")
-	var self syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &self); err != nil {
-		b.Fatal(err)
-	}
-	c.client = float64(self.Utime.Nano()+self.Stime.Nano()) / 1e9
-	cpu := strings.Fields(strings.SplitN(of("/proc/stat"), "\n", 2)[0])
-	for _, i := range []int{1, 2, 3, 6, 7, 8} { // without idle and waiting
-		c.all += number(cpu[i]) / 100
-	}
-	for line := range strings.Lines(of("/proc/diskstats")) {
-		f := strings.Fields(line)
-		if len(f) < 20 {
-			continue
-		}
-		if _, err := os.Stat("/sys/block/" + f[2] + "/device"); err == nil {
-			c.flushes += number(f[18])
-		}
-	}
-	return c
-}
-
-func number(s string) float64 { n, _ := strconv.ParseFloat(s, 64); return n }
-
-// fieldOf finds the number behind a name.
-func fieldOf(text, name string) float64 {
-	_, rest, _ := strings.Cut(text, name)
-	f := strings.Fields(rest)
-	if len(f) == 0 {
-		return 0
-	}
-	return number(f[0])
 }
