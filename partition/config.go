@@ -82,9 +82,12 @@ type Config struct {
 	// FollowerBytes is how much of a log, behind what retention keeps, a leader keeps
 	// for followers that lag. Default 64 MiB. One that lags more gets a snapshot.
 	FollowerBytes int64
-	// RowBytes bounds an App's rows that wait in memory for a checkpoint.
-	// Default 32 MiB per partition.
+	// RowBytes bounds an App's rows that wait in memory for a checkpoint. Default
+	// 8 MiB per partition. More writes less where the same rows change again and
+	// again, and holds up the node for longer at each checkpoint.
 	RowBytes int64
+	// NodeRowBytes is the same for all partitions together. Default 64 MiB.
+	NodeRowBytes int64
 	// IDFilterBytes is the memory in which all partitions together remember
 	// which message ids are new, beside the rows on disk that decide it.
 	// Default 32 MiB, taken with the first id: enough for 26 million. Beyond
@@ -130,7 +133,8 @@ func (c Config) withDefaults() Config {
 	def(&c.ReceiveBytes, 64<<20)
 	def(&c.CheckpointBytes, 64<<20)
 	def(&c.NodeCheckpointBytes, 1<<30)
-	def(&c.RowBytes, 32<<20)
+	def(&c.RowBytes, 8<<20)
+	def(&c.NodeRowBytes, 64<<20)
 	def(&c.FollowerBytes, 64<<20)
 	if c.snapshotLimit == 0 {
 		c.snapshotLimit, c.snapshotIdle, c.snapshotPause = 30*time.Minute, 30*time.Second, time.Second
@@ -177,7 +181,7 @@ func (c Config) Validate() error {
 	}{
 		{"TailCacheBytes", c.TailCacheBytes}, {"QueueBytes", c.QueueBytes}, {"PartitionQueueBytes", c.PartitionQueueBytes},
 		{"ReceiveBytes", c.ReceiveBytes}, {"FollowerBytes", c.FollowerBytes},
-		{"CheckpointBytes", c.CheckpointBytes}, {"NodeCheckpointBytes", c.NodeCheckpointBytes}, {"RowBytes", c.RowBytes},
+		{"CheckpointBytes", c.CheckpointBytes}, {"NodeCheckpointBytes", c.NodeCheckpointBytes}, {"RowBytes", c.RowBytes}, {"NodeRowBytes", c.NodeRowBytes},
 		{"IDFilterBytes", c.IDFilterBytes},
 	} {
 		bad(f.v < 0, "%s is %d; it cannot be negative", f.name, f.v)

@@ -32,6 +32,7 @@ type core struct {
 	seen     idFilter
 	ids      uint64
 	since    int64  // bytes behind the checkpoints of all replicas
+	rows     int64  // bytes of their Apps' rows that wait for those
 	now      Millis // of the last look at the timers
 
 	stopping bool // Apps get no more turns
@@ -361,6 +362,7 @@ func (c *core) pump(now Millis) (*write, []answer, error) {
 	c.spare = turns[:0]
 	c.tail.trim()
 	c.limitReplay()
+	c.limitRows()
 	return w, c.takeAnswers(), nil
 }
 
@@ -434,16 +436,27 @@ func (c *core) takeFrames() []Frame {
 // limitReplay keeps what a restart has to apply again within the node's bound:
 // the replica that would take longest makes its checkpoint.
 func (c *core) limitReplay() {
-	if c.since < c.cfg.NodeCheckpointBytes {
-		return
+	if c.since >= c.cfg.NodeCheckpointBytes {
+		c.checkpointMost(func(r *replica) int64 { return r.since })
 	}
+}
+
+// limitRows keeps the rows that wait in memory within the node's bound.
+func (c *core) limitRows() {
+	if c.rows >= c.cfg.NodeRowBytes {
+		c.checkpointMost(func(r *replica) int64 { return r.rows.over.bytes })
+	}
+}
+
+// checkpointMost makes the replica that has most of something make its checkpoint.
+func (c *core) checkpointMost(of func(*replica) int64) {
 	var most *replica
 	for _, r := range c.order {
-		if r.fault == nil && (most == nil || r.since > most.since) {
+		if r.fault == nil && (most == nil || of(r) > of(most)) {
 			most = r
 		}
 	}
-	if most == nil || most.since == 0 {
+	if most == nil || of(most) == 0 {
 		return
 	}
 	most.checkpointDue = true
@@ -505,6 +518,7 @@ func (c *core) fail(r *replica, err error) {
 	r.shelf.mu.Unlock()
 	c.since -= r.since
 	r.since = 0
+	r.rows.over.leave()
 }
 
 // drop deletes a partition. The write has to be synced like pump's.
@@ -533,6 +547,7 @@ func (c *core) drop(id PartitionID) (*write, error) {
 	r.stop(gone, &ErrOutcomeUnknown{Partition: id, Why: "the partition was dropped"})
 	c.tail.drop(r.shelf)
 	c.since -= r.since
+	r.rows.over.leave()
 	delete(c.replicas, id)
 	c.order = slices.DeleteFunc(c.order, func(x *replica) bool { return x == r })
 	return &write{pending: p}, nil

@@ -101,7 +101,7 @@ func Open(cfg Config) (*Host, error) {
 	cfg.Logger.Info("partitions open", "node", cfg.Node.String(), "partitions", len(h.shelves), "tick", cfg.Tick,
 		"tailCacheBytes", cfg.TailCacheBytes, "queueBytes", cfg.QueueBytes, "partitionQueueBytes", cfg.PartitionQueueBytes,
 		"entryBytes", cfg.EntryBytes, "syncsInFlight", cfg.SyncsInFlight, "checkpointBytes", cfg.CheckpointBytes,
-		"nodeCheckpointBytes", cfg.NodeCheckpointBytes, "rowBytes", cfg.RowBytes, "idFilterBytes", cfg.IDFilterBytes)
+		"nodeCheckpointBytes", cfg.NodeCheckpointBytes, "rowBytes", cfg.RowBytes, "nodeRowBytes", cfg.NodeRowBytes, "idFilterBytes", cfg.IDFilterBytes)
 	return h, nil
 }
 

@@ -8,6 +8,7 @@ type overlay struct {
 	head  [overlayHeight]*overlayNode
 	state uint64
 	bytes int64
+	total *int64 // of all overlays of the node, this one included; nil: not counted
 }
 
 const overlayHeight = 14
@@ -41,7 +42,7 @@ func (o *overlay) find(key []byte) *overlayNode {
 
 func (o *overlay) set(key, value []byte) {
 	if n := o.find(key); n != nil {
-		o.bytes += int64(len(value) - len(n.value))
+		o.count(int64(len(value) - len(n.value)))
 		n.value = value
 		return
 	}
@@ -64,7 +65,25 @@ func (o *overlay) set(key, value []byte) {
 			at[h] = n
 		}
 	}
-	o.bytes += int64(len(key)+len(value)) + nodeBytes
+	o.count(int64(len(key)+len(value)) + nodeBytes)
 }
 
-func (o *overlay) clear() { *o = overlay{state: o.state} }
+func (o *overlay) count(n int64) {
+	o.bytes += n
+	if o.total != nil {
+		*o.total += n
+	}
+}
+
+func (o *overlay) clear() {
+	o.count(-o.bytes)
+	*o = overlay{state: o.state, total: o.total}
+}
+
+// leave takes the overlay out of the node's total: nothing will make room in it.
+func (o *overlay) leave() {
+	if o.total != nil {
+		*o.total -= o.bytes
+		o.total = nil
+	}
+}

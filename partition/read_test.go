@@ -367,3 +367,48 @@ func TestNodeBoundsReplay(t *testing.T) {
 		t.Fatalf("%d entries are behind the checkpoints", behind)
 	}
 }
+
+// The node's bound on rows that wait in memory is kept over all partitions. What
+// failed or was dropped is no part of it: it makes no checkpoint.
+func TestNodeBoundsRows(t *testing.T) {
+	n := newNode(t, Config{NodeRowBytes: 4000, NewApp: newCounter(nil)})
+	n.create(1, 2, 3)
+	propose := func(id PartitionID, times int) {
+		for range times {
+			if _, err := n.Propose(within(t), id, []byte("x")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	look := func(of PartitionID) (sum, total int64) {
+		if err := n.View(within(t), of, func(App, Position) {
+			for _, r := range n.core.order {
+				if r.fault == nil {
+					sum += r.rows.over.bytes
+				}
+			}
+			total = n.core.rows
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return sum, total
+	}
+	for i := range 60 {
+		propose(PartitionID(i%3+1), 1)
+		// A checkpoint comes with the turn after the one that made it due.
+		if sum, total := look(1); sum != total || sum > 4500 {
+			t.Fatalf("rows of %d bytes wait, %d are counted, at most 4000 are to", sum, total)
+		}
+	}
+	propose(2, 8)
+	if _, err := n.Propose(within(t), 2, []byte("poison")); err == nil {
+		t.Fatal("the partition does not stop")
+	}
+	propose(3, 5)
+	if err := n.Drop(within(t), 3); err != nil {
+		t.Fatal(err)
+	}
+	if sum, total := look(1); sum != total {
+		t.Fatalf("rows of %d bytes wait, %d are counted", sum, total)
+	}
+}

@@ -82,7 +82,7 @@ func (c *core) restore(r *replica) error {
 	// One damaged row of an id must not stop the partition: its reader will.
 	some, _, err := r.log.read.ids(nil, 1)
 	r.log.dup.covered = err == nil && len(some) == 0
-	r.rows = appRows{id: r.id, store: c.store}
+	r.rows = appRows{id: r.id, store: c.store, over: overlay{total: &c.rows}}
 	if r.app, err = c.cfg.NewApp(r.id, &r.rows); err != nil {
 		return fmt.Errorf("restoring its state: %w", err)
 	}

@@ -272,6 +272,7 @@ func (c *core) leave(r *replica) {
 	r.shelf.fault = away
 	r.shelf.mu.Unlock()
 	c.since -= r.since
+	r.rows.over.leave()
 	delete(c.replicas, r.id)
 	c.order = slices.DeleteFunc(c.order, func(x *replica) bool { return x == r })
 	c.away[r.id] = r

@@ -53,6 +53,17 @@ func (l *load) group(topic, name string) {
 	l.check(err)
 }
 
+// fill publishes 256 MiB that nobody takes, so that the store has all the memory
+// tables that it will, and the log's tail in memory is as long as it gets.
+func (l *load) fill() {
+	l.topic("fill", 8)
+	f := l.feed("fill")
+	for k := range 16 << 10 {
+		f.add(fmt.Sprint("key-", k), 16<<10)
+	}
+	f.close()
+}
+
 func (l *load) counts(topic, group string) *strandmqv1.GroupCounts {
 	res, err := l.api.groups.DescribeGroup(l.b.Context(), &strandmqv1.DescribeGroupRequest{Topic: topic, Group: group})
 	l.check(err)

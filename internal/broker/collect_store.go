@@ -41,6 +41,8 @@ func (b *Broker) collectStore(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(desc("store_disk_bytes", "Everything of the store on disk."), prometheus.GaugeValue, float64(m.DiskBytes))
 	ch <- prometheus.MustNewConstMetric(desc("store_compaction_debt_bytes", "Bytes that compactions still have to move."), prometheus.GaugeValue, float64(m.CompactionDebt))
 	ch <- prometheus.MustNewConstMetric(desc("store_level0_sublevels", "Levels of tables not yet compacted, each of which a read may have to look into."), prometheus.GaugeValue, float64(m.L0Sublevels))
+	ch <- prometheus.MustNewConstMetric(desc("store_memtable_bytes", "Memory of tables that are not on disk yet."), prometheus.GaugeValue, float64(m.MemTableBytes))
+	ch <- prometheus.MustNewConstMetric(desc("store_cache_bytes", "Memory of blocks of tables."), prometheus.GaugeValue, float64(m.CacheBytes))
 	ch <- prometheus.MustNewConstMetric(desc("store_cache_hits_total", "Blocks of tables that were found in memory."), prometheus.CounterValue, float64(m.CacheHits))
 	ch <- prometheus.MustNewConstMetric(desc("store_cache_misses_total", "Blocks of tables that were read from disk."), prometheus.CounterValue, float64(m.CacheMisses))
 }

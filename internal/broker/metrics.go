@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"net/http"
+	"regexp"
 	"runtime"
 	"runtime/debug"
 	"strings"
@@ -116,7 +117,10 @@ func newMetrics(version string) *metrics {
 	for _, v := range labelled {
 		m.registry.MustRegister(v)
 	}
-	m.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	// go_gc_heap_live_bytes: what the last collection left. What is allocated by now is
+	// mostly garbage.
+	live := collectors.WithGoCollectorRuntimeMetrics(collectors.GoRuntimeMetricsRule{Matcher: regexp.MustCompile("^/gc/heap/live:bytes$")})
+	m.registry.MustRegister(collectors.NewGoCollector(live), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	info := prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "strandmq_build_info", Help: "What is running; always 1."}, []string{"version", "revision", "go"})
 	info.WithLabelValues(version, revision(), runtime.Version()).Set(1)
 	m.registry.MustRegister(info)

@@ -54,6 +54,10 @@ type Metrics struct {
 	DiskBytes      uint64 // all that is on disk
 	CacheHits      int64  // blocks of tables that were in memory
 	CacheMisses    int64
+
+	// What Config.Memory bounds, as it is now.
+	MemTableBytes uint64 // set aside for tables not yet on disk, those that a read still holds included
+	CacheBytes    int64  // of blocks
 }
 
 // Metrics reads the counters. It takes locks of the write path for a moment:
@@ -86,7 +90,8 @@ func (s *Store) Metrics() Metrics {
 	local, all := &p.BlobFiles.Local, &p.BlobFiles
 	m.DiskBytes = p.DiskSpaceUsage() - local.LiveSize - local.ObsoleteSize - local.ZombieSize +
 		all.LiveSize + all.ObsoleteSize + all.ZombieSize
-	m.CacheHits, m.CacheMisses = p.BlockCache.Hits, p.BlockCache.Misses
+	m.CacheHits, m.CacheMisses, m.CacheBytes = p.BlockCache.Hits, p.BlockCache.Misses, p.BlockCache.Size
+	m.MemTableBytes = p.MemTable.Size + p.MemTable.ZombieSize
 	return m
 }
 
