@@ -174,9 +174,26 @@ func (st *Stream) Take(h Handed) {
 		st.keep(blk)
 		st.note(&h)
 		st.given = append(st.given, h)
+		st.waits += h.Bytes()
 	}
 	st.mu.Unlock()
 	st.signal()
+}
+
+// Waiting is how many bytes of keys, headers and bodies came from elsewhere and were
+// not taken by Next.
+func (st *Stream) Waiting() int64 {
+	st.mu.Lock()
+	defer st.mu.Unlock()
+	return st.waits
+}
+
+// Bytes counts the keys, headers and bodies.
+func (h *Handed) Bytes() (n int64) {
+	for i := range h.Deliveries {
+		n += int64(h.Deliveries[i].Message.Record.Size())
+	}
+	return n
 }
 
 // note remembers the last hand-out of a partition that came.
@@ -208,6 +225,7 @@ func (st *Stream) takeGiven(room int) (out []Handed) {
 		if n > 0 {
 			part := *h
 			part.Deliveries = h.Deliveries[:n:n]
+			st.waits -= part.Bytes()
 			out = append(out, part)
 		}
 		if n < len(h.Deliveries) {
@@ -228,7 +246,7 @@ func (st *Stream) Detach() {
 	st.SetShares(nil)
 	st.mu.Lock()
 	st.closed = true
-	st.had, st.got, st.given, st.kept, st.empty = nil, nil, nil, nil, 0
+	st.had, st.got, st.given, st.waits, st.kept, st.empty = nil, nil, nil, 0, nil, 0
 	st.mu.Unlock()
 	st.signal()
 }

@@ -53,10 +53,13 @@ type Stream struct {
 	err    error
 	closed bool
 	given  []Handed                         // came from elsewhere and not taken by Next
+	waits  int64                            // bytes of those
 	seen   map[partition.PartitionID]uint64 // the last hand-outs that came, if some may be elsewhere
 	ends   []ShareEnd                       // for Ends
 	adopts map[partition.PartitionID]bool   // Adopt was called, and its answer not given out
 	took   map[adopted]bool                 // hand-outs that were given out and may come again
+
+	givenTurn bool // the turn of what came from elsewhere, if both are there
 
 	offsets []partition.Offset // scratch of Next
 	raws    []partition.RawMessage
@@ -214,7 +217,7 @@ func (st *Stream) Close(ctx context.Context, lost bool) error {
 	st.mu.Lock()
 	st.closed = true
 	had := st.had
-	st.had, st.got, st.given, st.kept, st.empty = nil, nil, nil, nil, 0
+	st.had, st.got, st.given, st.waits, st.kept, st.empty = nil, nil, nil, 0, nil, 0
 	st.mu.Unlock()
 	st.signal()
 	kind := cmdLeave

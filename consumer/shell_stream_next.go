@@ -47,29 +47,8 @@ func (st *Stream) Token(h *Handed, i int) Token {
 // error that is not the context's there is no more to come.
 func (st *Stream) Next(ctx context.Context) ([]Handed, error) {
 	for {
-		st.mu.Lock()
-		if len(st.given) > 0 {
-			given := st.takeGiven(st.req.MaxBytes)
-			st.mu.Unlock()
-			return given, nil
-		}
-		got, err := st.take(st.req.MaxBytes), st.err
-		if st.closed && err == nil {
-			err = &ErrSessionEnded{Member: st.req.Member, Session: st.req.Session}
-		}
-		st.mu.Unlock()
-		if len(got) > 0 {
-			out, back := st.read(got)
-			if back > 0 {
-				st.AddCredit(back)
-			}
-			if len(out) > 0 {
-				return out, nil
-			}
-			continue
-		}
-		if err != nil {
-			return nil, err
+		if out, err := st.Poll(st.req.MaxBytes); len(out) > 0 || err != nil {
+			return out, err
 		}
 		select {
 		case <-st.wake:

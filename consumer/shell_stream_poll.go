@@ -4,18 +4,31 @@ package consumer
 // too. It takes the place of Next; one goroutine uses either.
 func (st *Stream) Ready() <-chan struct{} { return st.wake }
 
-// First is the size of the delivery that comes next, its key, headers and body; 0 when
-// none is there. Poll gives it whatever its limit.
-func (st *Stream) First() int {
+// First is the size of the delivery that comes next, its key, headers and body, and
+// whether it came from elsewhere; 0 when none is there. Poll gives it whatever its
+// limit.
+func (st *Stream) First() (size int, elsewhere bool) {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	if len(st.given) > 0 {
-		return st.given[0].Deliveries[0].Message.Record.Size()
+	if st.givenNext() {
+		return st.given[0].Deliveries[0].Message.Record.Size(), true
 	}
 	if len(st.got) == 0 || len(st.got[0].hs) == 0 {
-		return 0
+		return 0, false
 	}
-	return int(st.got[0].hs[0].Size)
+	return int(st.got[0].hs[0].Size), false
+}
+
+// givenNext tells whether what came from elsewhere is next: it takes turns with what
+// is handed out here. Until the next Poll it is the same. mu is held.
+func (st *Stream) givenNext() bool {
+	switch {
+	case len(st.given) == 0:
+		st.givenTurn = false
+	case len(st.got) == 0:
+		st.givenTurn = true
+	}
+	return st.givenTurn
 }
 
 // Poll is Next without the wait, and with at most so many bytes: nothing and no error
@@ -23,7 +36,8 @@ func (st *Stream) First() int {
 func (st *Stream) Poll(maxBytes int) ([]Handed, error) {
 	for {
 		st.mu.Lock()
-		if len(st.given) > 0 {
+		elsewhere := st.givenNext()
+		if st.givenTurn = !elsewhere; elsewhere {
 			given := st.takeGiven(min(maxBytes, st.req.MaxBytes))
 			st.mu.Unlock()
 			return given, nil

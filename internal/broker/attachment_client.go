@@ -29,6 +29,12 @@ type attachment struct {
 	called  bool // a recall has no answer
 	hunger  bool
 	over    bool
+	bytes   int64           // that the node has: granted, neither come nor given back
+	gives   int64           // of those, not sent
+	window  int64           // how many it may have
+	wants   int64           // what it has next is so large; 0: it said nothing
+	shrinks bool            // bytes are to be called back
+	short   <-chan struct{} // closed when there may be memory for what it wants; nil: not waited for
 	number  uint64
 	out     []*nodev1.SettleBatch
 	waits   map[uint64]waitsSettled
@@ -125,13 +131,13 @@ func (a *attachment) run() {
 	err := a.serve(ctx, stop)
 	a.mu.Lock()
 	a.over = true
-	loan, waits, shares := a.loan, a.waits, a.shares
-	a.loan, a.waits, a.out = 0, nil, nil
+	loan, bytes, waits, shares := a.loan, a.bytes, a.waits, a.shares
+	a.loan, a.bytes, a.waits, a.out = 0, 0, nil, nil
 	a.mu.Unlock()
 	for _, s := range shares {
 		a.g.d.learn(s.Partition, err)
 	}
-	a.g.gone(a, shares, loan)
+	a.g.gone(a, shares, loan, bytes)
 	for _, w := range waits {
 		w.done(settledAs(w.n, &partition.ErrOutcomeUnknown{Partition: w.part, Why: "the connection to node " + a.node.String() + " broke before its answer came"}))
 	}
@@ -160,9 +166,12 @@ func (a *attachment) serve(ctx context.Context, stop context.CancelFunc) error {
 }
 
 func (a *attachment) send(ctx context.Context, stream *connect.BidiStreamForClientSimple[nodev1.AttachRequest, nodev1.AttachResponse]) {
+	// Always, or the stream's end is not seen: a request that is being sent does not
+	// look at its context.
+	defer func() { _ = stream.CloseRequest() }()
 	open := &nodev1.AttachOpen{Group: uint64(a.g.req.Group), Member: a.g.req.Member, Session: a.g.req.Session}
 	for {
-		frame := a.frame()
+		frame, short := a.frame()
 		if frame != nil {
 			frame.Open, open = open, nil
 			if stream.Send(frame) != nil {
@@ -172,28 +181,30 @@ func (a *attachment) send(ctx context.Context, stream *connect.BidiStreamForClie
 		}
 		select {
 		case <-a.wake:
+		case <-short:
 		case <-ctx.Done():
-			_ = stream.CloseRequest()
 			return
 		}
 	}
 }
 
-// frame is what there is to say; nil: nothing.
-func (a *attachment) frame() *nodev1.AttachRequest {
+// frame is what there is to say; nil: nothing, until the channel is closed or wake
+// tells.
+func (a *attachment) frame() (*nodev1.AttachRequest, <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.changed && a.grants == 0 && !a.callIn && len(a.out) == 0 {
-		return nil
+	a.lend()
+	if !a.changed && a.grants == 0 && !a.callIn && a.gives == 0 && !a.shrinks && len(a.out) == 0 {
+		return nil, a.short
 	}
-	f := &nodev1.AttachRequest{SetShares: a.changed, Grant: uint32(a.grants), Recall: a.callIn}
+	f := &nodev1.AttachRequest{SetShares: a.changed, Grant: uint32(a.grants), Recall: a.callIn, GrantBytes: uint64(a.gives), RecallBytes: a.shrinks}
 	if a.changed {
 		f.Shares = sharesTo(a.shares, a.g.Seen)
 	}
 	n := min(len(a.out), frameMessages)
 	f.Settle, a.out = a.out[:n:n], a.out[n:]
-	a.changed, a.grants, a.callIn = false, 0, false
-	return f
+	a.changed, a.grants, a.callIn, a.gives, a.shrinks = false, 0, false, 0, false
+	return f, nil
 }
 
 func (a *attachment) receive(stream *connect.BidiStreamForClientSimple[nodev1.AttachRequest, nodev1.AttachResponse]) error {
@@ -214,8 +225,9 @@ func (a *attachment) take(f *nodev1.AttachResponse) error {
 	if err != nil {
 		return err
 	}
-	used := 0
+	used, came := 0, int64(f.GetReturnedBytes())
 	for i := range hs {
+		came += hs[i].Bytes()
 		if !hs[i].Again {
 			used += len(hs[i].Deliveries)
 		}
@@ -229,6 +241,10 @@ func (a *attachment) take(f *nodev1.AttachResponse) error {
 	}
 	if f.GetHungry() {
 		a.hunger = true
+	}
+	a.bytes -= came
+	if n := f.GetWantsBytes(); n > 0 {
+		a.wants = int64(min(n, 1<<32))
 	}
 	for _, e := range f.GetEnded() {
 		a.shares = slices.DeleteFunc(slices.Clone(a.shares), func(s consumer.Share) bool { return uint64(s.Partition) == e.GetPartition() })
@@ -248,6 +264,7 @@ func (a *attachment) take(f *nodev1.AttachResponse) error {
 	if len(hs) > 0 {
 		a.g.came(a, hs)
 	}
+	a.repaid(came, f.GetWantsBytes() > 0)
 	for _, d := range done {
 		d()
 	}

@@ -121,7 +121,7 @@ func (b *Broker) newAttendant(ctx context.Context, who memberOf) (*attendant, er
 		wake: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 	}
 	a.flow.takeTime = b.cfg.SessionTimeout
-	a.stream, err = b.openStream(consumer.StreamRequest{Group: a.group, Member: who.member, Session: a.session, MaxBytes: frameBytes})
+	a.stream, err = b.openStream(consumer.StreamRequest{Group: a.group, Member: who.member, Session: a.session, MaxBytes: frameBytes}, a.flow.mem)
 	if err != nil {
 		return nil, err
 	}
@@ -318,22 +318,29 @@ func (a *attendant) fill(out *frame) *ending {
 // but one at least. While there is none for that, it gives nothing and a.short tells
 // when to come again.
 func (a *attendant) poll() ([]consumer.Handed, error) {
-	mem, most, first := a.flow.mem, leastFrame, a.stream.First()
+	mem, most := a.flow.mem, leastFrame
+	first, elsewhere := a.stream.First()
 	if first > 0 {
 		most = max(most, first, min(frameBytes, int(mem.room()/frameCopies)))
 	}
-	cost := int64(most) * frameCopies
+	cost, counted := int64(most)*frameCopies, int64(0)
+	if elsewhere {
+		// It counts since the other node was let send it. So it goes on even when such
+		// messages are all that there is memory for.
+		counted = int64(first) * frameCopies
+	}
 	var taken bool
-	if taken, a.short = mem.take(cost, most == first); !taken {
+	if taken, a.short = mem.take(cost-counted, most == first); !taken {
 		return nil, nil
 	}
 	hs, err := a.stream.Poll(most)
 	for i := range hs {
-		for j := range hs[i].Deliveries {
-			a.taken += int64(hs[i].Deliveries[j].Message.Record.Size())*frameCopies + deliveryCost
-		}
+		a.taken += hs[i].Bytes()*frameCopies + int64(len(hs[i].Deliveries))*deliveryCost
 	}
-	mem.give(cost - a.taken)
+	mem.give(cost - counted - a.taken)
+	if g, ok := a.stream.(*gather); ok {
+		g.polled()
+	}
 	return hs, err
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -20,7 +21,7 @@ type deliveries interface {
 	SetShares(shares []consumer.Share)
 	AddCredit(n int)
 	Ready() <-chan struct{}
-	First() int
+	First() (size int, elsewhere bool)
 	Poll(maxBytes int) ([]consumer.Handed, error)
 	Settle(ctx context.Context, runs []consumer.SettleRun, done func([]consumer.SettleRunResult))
 	Forget()
@@ -30,11 +31,12 @@ type deliveries interface {
 }
 
 // openStream opens a member's stream over the partitions, wherever they are led.
-func (b *Broker) openStream(req consumer.StreamRequest) (deliveries, error) {
+// What other nodes hand out counts in mem until Poll gives it.
+func (b *Broker) openStream(req consumer.StreamRequest, mem *holding) (deliveries, error) {
 	if b.far == nil {
 		return b.groups.Open(req)
 	}
-	return b.far.gather(req)
+	return b.far.gather(req, mem)
 }
 
 // A gather is a member's stream over partitions that several nodes lead. The
@@ -49,10 +51,14 @@ func (b *Broker) openStream(req consumer.StreamRequest) (deliveries, error) {
 //
 // When a partition is led by another node than before, it is asked there, and what
 // its log says was handed out to the session and did not come, comes.
+//
+// Messages from other nodes are held here until the member takes them, so a node gets
+// bytes on loan, too: see attachment.lend.
 type gather struct {
 	*consumer.Stream
 	d       *dispatch
 	req     consumer.StreamRequest
+	mem     *holding        // for what comes from other nodes; nil: nothing is to come
 	wake    chan struct{}   // one place: the stream has ends, or is hungry
 	starved chan struct{}   // one place: someone is hungry, and there is no credit
 	ctx     context.Context //nolint:containedctx // of all that runs for the stream, until Close
@@ -65,17 +71,21 @@ type gather struct {
 	had     map[partition.PartitionID]bool // asked anywhere, ever
 	at      map[partition.NodeID]*attachment
 	adopted []consumer.Handed // wait for credit
+	counted int64             // bytes that came and wait, as mem counts them
 	owes    int               // handed out without credit
 	turn    int               // who gets a single credit
 	wait    time.Duration     // before partitions are placed anew
 	timer   *time.Timer
 	err     error // the end of the session
 	closed  bool
+
+	waiting atomic.Int64 // counted, for attachments
+	crowd   atomic.Int64 // how many attachments share the least that is lent
 }
 
-func (d *dispatch) gather(req consumer.StreamRequest) (*gather, error) {
+func (d *dispatch) gather(req consumer.StreamRequest, mem *holding) (*gather, error) {
 	g := &gather{
-		d: d, wake: make(chan struct{}, 1), starved: make(chan struct{}, 1), own: map[partition.PartitionID]bool{},
+		d: d, mem: mem, wake: make(chan struct{}, 1), starved: make(chan struct{}, 1), own: map[partition.PartitionID]bool{},
 		had: map[partition.PartitionID]bool{}, at: map[partition.NodeID]*attachment{},
 	}
 	req.Elsewhere = g.settleElsewhere
@@ -146,6 +156,7 @@ func (g *gather) place() {
 			a.setShares(nil)
 		}
 	}
+	g.crowd.Store(int64(max(1, len(g.at), len(by))))
 	for _, n := range g.d.inOrder(by) {
 		if n == 0 || n == self {
 			continue
@@ -192,6 +203,34 @@ func (g *gather) lost(p partition.PartitionID, why error) {
 // asked anew: it is told again then. mu is held.
 func (g *gather) forget(of func(partition.PartitionID) bool) {
 	g.adopted = slices.DeleteFunc(g.adopted, func(h consumer.Handed) bool { return of(h.Partition) })
+	g.recount()
+}
+
+// recount counts what came from other nodes and waits. mu is held.
+func (g *gather) recount() {
+	n := g.Waiting()
+	for i := range g.adopted {
+		n += g.adopted[i].Bytes()
+	}
+	if g.mem == nil || n == g.counted {
+		return
+	}
+	less := g.counted - n
+	g.counted = n
+	g.waiting.Store(n)
+	g.mem.give(less * frameCopies)
+	if less > 0 {
+		for _, a := range g.at {
+			nudge(a.wake)
+		}
+	}
+}
+
+// polled tells that what Poll gave counts elsewhere now.
+func (g *gather) polled() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.recount()
 }
 
 // fail ends the stream.
@@ -353,6 +392,7 @@ func (g *gather) came(a *attachment, hs []consumer.Handed) {
 			g.distribute()
 		}
 	}
+	g.recount()
 }
 
 // back takes credit back that was on loan.
@@ -373,9 +413,12 @@ func (g *gather) hungry() {
 }
 
 // gone forgets an attachment that ended.
-func (g *gather) gone(a *attachment, shares []consumer.Share, loan int) {
+func (g *gather) gone(a *attachment, shares []consumer.Share, loan int, bytes int64) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
+	if g.mem != nil {
+		g.mem.give(bytes * frameCopies)
+	}
 	if g.at[a.node] == a {
 		delete(g.at, a.node)
 	}
@@ -439,6 +482,7 @@ func (g *gather) WhyIdle(ctx context.Context) string {
 	shares, loans := slices.Clone(g.shares), 0
 	for _, a := range g.at {
 		loans += a.loaned()
+		a.shrink() // nothing goes out: others may need the memory
 	}
 	free := g.Lease(maxCredit)
 	g.Stream.AddCredit(free)

@@ -343,9 +343,9 @@ func TestGuardPanic(t *testing.T) {
 // waitFor waits for a condition that another goroutine brings about.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(10 * time.Second); !ok(); {
+	for end := time.Now().Add(time.Minute); !ok(); {
 		if time.Now().After(end) {
-			t.Fatal("waited 10 s in vain")
+			t.Fatal("waited a minute in vain")
 		}
 		time.Sleep(time.Millisecond) // between looks at a condition
 	}

@@ -34,6 +34,9 @@ type lender struct {
 	returned int                    // guarded by mu: credit to give back
 	recalled bool                   // guarded by mu: a recall is to be answered
 	told     bool                   // guarded by mu: that there is something and no credit
+	room     int64                  // guarded by mu: bytes that may go out
+	wanted   int64                  // guarded by mu: what was told of what is larger than that
+	repays   int64                  // guarded by mu: bytes to give back
 	ended    error                  // guarded by mu: the reader's end
 }
 
@@ -99,6 +102,12 @@ func (l *lender) take(f *nodev1.AttachRequest) {
 	if f.GetGrant() > 0 {
 		l.told = false
 	}
+	if n := f.GetGrantBytes(); n > 0 {
+		l.room, l.wanted = l.room+int64(min(n, 1<<40)), 0
+	}
+	if f.GetRecallBytes() && l.room > 0 {
+		l.repays, l.room = l.repays+l.room, 0
+	}
 	l.mu.Unlock()
 	if n := f.GetGrant(); n > 0 {
 		l.st.AddCredit(int(min(n, maxCredit)))
@@ -159,9 +168,8 @@ func (l *lender) send(ctx context.Context) error {
 // fill makes a frame; nil: there is nothing to tell. The error is the end of the
 // session or the group, which is in the frame.
 func (l *lender) fill() (*nodev1.AttachResponse, error) {
-	hs, err := l.st.Poll(frameBytes)
-	l.st.Forget() // the other node remembers
-	out := &nodev1.AttachResponse{Handed: handedTo(hs)}
+	hs, wants, err := l.poll()
+	out := &nodev1.AttachResponse{Handed: handedTo(hs), WantsBytes: uint64(wants)}
 	for _, e := range l.st.Ends() {
 		why := e.Why
 		if errors.As(why, new(*partition.ErrUnknownPartition)) {
@@ -178,11 +186,41 @@ func (l *lender) fill() (*nodev1.AttachResponse, error) {
 	out.Settled, l.settled = l.settled, nil
 	out.Returned, l.returned = uint32(l.returned), 0
 	out.Recalled, l.recalled = l.recalled, false
+	out.ReturnedBytes, l.repays = uint64(l.repays), 0
 	if hungry && !l.told {
 		out.Hungry, l.told = true, true
 	}
-	if len(out.GetHanded())+len(out.GetEnded())+len(out.GetSettled()) == 0 && out.GetReturned() == 0 && !out.GetRecalled() && !out.GetHungry() {
+	if len(out.GetHanded())+len(out.GetEnded())+len(out.GetSettled()) == 0 && out.GetReturned() == 0 && !out.GetRecalled() && !out.GetHungry() &&
+		out.GetWantsBytes() == 0 && out.GetReturnedBytes() == 0 {
 		return nil, err
 	}
 	return out, err
+}
+
+// poll takes what there are bytes for. wants is what comes next and is larger than they
+// are, once until there are more of them.
+func (l *lender) poll() (hs []consumer.Handed, wants int64, err error) {
+	first, _ := l.st.First()
+	l.mu.Lock()
+	room := l.room
+	if int64(first) > room {
+		if wants = int64(first); wants == l.wanted {
+			wants = 0
+		} else {
+			l.wanted = wants
+		}
+		l.mu.Unlock()
+		return nil, wants, nil
+	}
+	l.mu.Unlock()
+	hs, err = l.st.Poll(int(max(0, min(room, frameBytes))))
+	l.st.Forget() // the other node remembers
+	used := int64(0)
+	for i := range hs {
+		used += hs[i].Bytes()
+	}
+	l.mu.Lock()
+	l.room -= used
+	l.mu.Unlock()
+	return hs, 0, err
 }

@@ -343,7 +343,11 @@ type AttachRequest struct {
 	// What is not used of the grants is to be given back.
 	Recall bool `protobuf:"varint,5,opt,name=recall,proto3" json:"recall,omitempty"`
 	// Settlements, in order.
-	Settle        []*SettleBatch `protobuf:"bytes,6,rep,name=settle,proto3" json:"settle,omitempty"`
+	Settle []*SettleBatch `protobuf:"bytes,6,rep,name=settle,proto3" json:"settle,omitempty"`
+	// So many more bytes of keys, headers and bodies may be on their way.
+	GrantBytes uint64 `protobuf:"varint,7,opt,name=grant_bytes,json=grantBytes,proto3" json:"grant_bytes,omitempty"`
+	// What is not used of those is to be given back.
+	RecallBytes   bool `protobuf:"varint,8,opt,name=recall_bytes,json=recallBytes,proto3" json:"recall_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -418,6 +422,20 @@ func (x *AttachRequest) GetSettle() []*SettleBatch {
 		return x.Settle
 	}
 	return nil
+}
+
+func (x *AttachRequest) GetGrantBytes() uint64 {
+	if x != nil {
+		return x.GrantBytes
+	}
+	return 0
+}
+
+func (x *AttachRequest) GetRecallBytes() bool {
+	if x != nil {
+		return x.RecallBytes
+	}
+	return false
 }
 
 // AttachOpen says whose stream it is.
@@ -562,7 +580,11 @@ type AttachResponse struct {
 	// Partitions that hand nothing out any more, until asked again.
 	Ended []*ShareEnded `protobuf:"bytes,5,rep,name=ended,proto3" json:"ended,omitempty"`
 	// What became of settlements.
-	Settled       []*SettleAnswer `protobuf:"bytes,6,rep,name=settled,proto3" json:"settled,omitempty"`
+	Settled []*SettleAnswer `protobuf:"bytes,6,rep,name=settled,proto3" json:"settled,omitempty"`
+	// What comes next has so many bytes, and fewer are granted.
+	WantsBytes uint64 `protobuf:"varint,7,opt,name=wants_bytes,json=wantsBytes,proto3" json:"wants_bytes,omitempty"`
+	// So many of the bytes granted are given back.
+	ReturnedBytes uint64 `protobuf:"varint,8,opt,name=returned_bytes,json=returnedBytes,proto3" json:"returned_bytes,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -637,6 +659,20 @@ func (x *AttachResponse) GetSettled() []*SettleAnswer {
 		return x.Settled
 	}
 	return nil
+}
+
+func (x *AttachResponse) GetWantsBytes() uint64 {
+	if x != nil {
+		return x.WantsBytes
+	}
+	return 0
+}
+
+func (x *AttachResponse) GetReturnedBytes() uint64 {
+	if x != nil {
+		return x.ReturnedBytes
+	}
+	return 0
 }
 
 // ShareEnded is a partition that sent the stream away.
@@ -3131,7 +3167,7 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\x06Stored\x12\x16\n" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1c\n" +
 	"\tduplicate\x18\x02 \x01(\bR\tduplicate\x12*\n" +
-	"\afailure\x18\x03 \x01(\v2\x10.node.v1.FailureR\afailure\"\xdb\x01\n" +
+	"\afailure\x18\x03 \x01(\v2\x10.node.v1.FailureR\afailure\"\x9f\x02\n" +
 	"\rAttachRequest\x12'\n" +
 	"\x04open\x18\x01 \x01(\v2\x13.node.v1.AttachOpenR\x04open\x12&\n" +
 	"\x06shares\x18\x02 \x03(\v2\x0e.node.v1.ShareR\x06shares\x12\x1d\n" +
@@ -3139,7 +3175,10 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"set_shares\x18\x03 \x01(\bR\tsetShares\x12\x14\n" +
 	"\x05grant\x18\x04 \x01(\rR\x05grant\x12\x16\n" +
 	"\x06recall\x18\x05 \x01(\bR\x06recall\x12,\n" +
-	"\x06settle\x18\x06 \x03(\v2\x14.node.v1.SettleBatchR\x06settle\"T\n" +
+	"\x06settle\x18\x06 \x03(\v2\x14.node.v1.SettleBatchR\x06settle\x12\x1f\n" +
+	"\vgrant_bytes\x18\a \x01(\x04R\n" +
+	"grantBytes\x12!\n" +
+	"\frecall_bytes\x18\b \x01(\bR\vrecallBytes\"T\n" +
 	"\n" +
 	"AttachOpen\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\x04R\x05group\x12\x16\n" +
@@ -3148,14 +3187,17 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\vSettleBatch\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x04R\tpartition\x125\n" +
-	"\vsettlements\x18\x03 \x03(\v2\x13.node.v1.SettlementR\vsettlements\"\xe5\x01\n" +
+	"\vsettlements\x18\x03 \x03(\v2\x13.node.v1.SettlementR\vsettlements\"\xad\x02\n" +
 	"\x0eAttachResponse\x12'\n" +
 	"\x06handed\x18\x01 \x03(\v2\x0f.node.v1.HandedR\x06handed\x12\x1a\n" +
 	"\breturned\x18\x02 \x01(\rR\breturned\x12\x1a\n" +
 	"\brecalled\x18\x03 \x01(\bR\brecalled\x12\x16\n" +
 	"\x06hungry\x18\x04 \x01(\bR\x06hungry\x12)\n" +
 	"\x05ended\x18\x05 \x03(\v2\x13.node.v1.ShareEndedR\x05ended\x12/\n" +
-	"\asettled\x18\x06 \x03(\v2\x15.node.v1.SettleAnswerR\asettled\"V\n" +
+	"\asettled\x18\x06 \x03(\v2\x15.node.v1.SettleAnswerR\asettled\x12\x1f\n" +
+	"\vwants_bytes\x18\a \x01(\x04R\n" +
+	"wantsBytes\x12%\n" +
+	"\x0ereturned_bytes\x18\b \x01(\x04R\rreturnedBytes\"V\n" +
 	"\n" +
 	"ShareEnded\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12*\n" +
