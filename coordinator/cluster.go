@@ -118,31 +118,40 @@ func (c *Coordinator) SetAuthority(ctx context.Context, a Authority) (Authority,
 // none yet, and otherwise says where it is, as UpdateNode does. A node that others
 // cannot reach says nothing new. Errors: *ErrInvalid, *ErrNodeActive, *ErrOldBoot,
 // *ErrNodeGone, *ErrNotFound.
-func (c *Coordinator) Found(ctx context.Context, at Address) (*Node, error) {
+func (c *Coordinator) Found(ctx context.Context, at Address, earlier ...Start) (*Node, error) {
 	id := c.app.cfg.Node
 	m := c.View()
 	if len(m.nodes) == 0 {
-		return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{Node: uint64(id), Address: at.proto()}}})
+		return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{Node: uint64(id), Address: at.proto(), Earlier: startsProto(earlier)}}})
 	}
 	if n, ok := m.Node(id); ok && at.Peer == "" && n.Peer == "" && n.Store == at.Store && n.State != Lost && n.State != Removed {
 		return n, nil
 	}
-	return c.UpdateNode(ctx, id, at)
+	return c.UpdateNode(ctx, id, at, earlier...)
+}
+
+func startsProto(list []Start) (out []*storagev1.NodeStart) {
+	for _, s := range list {
+		out = append(out, &storagev1.NodeStart{Boot: s.Boot, Life: s.Life})
+	}
+	return out
 }
 
 // AddNode lets a node in by a join token. The same store again is the same node.
 // Errors: *ErrInvalid, *ErrToken, *ErrNodeGone, *ErrOldBoot, *ErrLimit.
-func (c *Coordinator) AddNode(ctx context.Context, token TokenHash, at Address) (*Node, error) {
-	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{TokenHash: token[:], Address: at.proto()}}})
+func (c *Coordinator) AddNode(ctx context.Context, token TokenHash, at Address, earlier ...Start) (*Node, error) {
+	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{TokenHash: token[:], Address: at.proto(), Earlier: startsProto(earlier)}}})
 }
 
-// UpdateNode says where a node is, at its start. Errors: *ErrInvalid, *ErrNotFound,
-// *ErrNodeGone, *ErrNodeActive, *ErrOldBoot.
-func (c *Coordinator) UpdateNode(ctx context.Context, id partition.NodeID, at Address) (*Node, error) {
+// UpdateNode says where a node is, at its start. earlier are the starts of its store
+// before this one, as far as it knows them; without the last that is known here it
+// is a copy. Errors: *ErrInvalid, *ErrNotFound, *ErrNodeGone, *ErrNodeActive,
+// *ErrOldBoot.
+func (c *Coordinator) UpdateNode(ctx context.Context, id partition.NodeID, at Address, earlier ...Start) (*Node, error) {
 	if n, ok := c.View().Node(id); ok && n.Address == at {
 		return n, nil
 	}
-	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_UpdateNode{UpdateNode: &storagev1.UpdateNode{Node: uint64(id), Address: at.proto()}}})
+	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_UpdateNode{UpdateNode: &storagev1.UpdateNode{Node: uint64(id), Address: at.proto(), Earlier: startsProto(earlier)}}})
 }
 
 // DrainNode has what a node holds go elsewhere, or ends that. Errors:

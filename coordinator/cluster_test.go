@@ -38,6 +38,17 @@ func (s *scenario) cluster(d *datadriven.TestData, arg func(int) string, num fun
 	if n := num("boot"); n != nil {
 		address.Boot = uint64(*n)
 	}
+	if n := num("life"); n != nil {
+		address.Life = uint64(*n)
+	}
+	// earlier=1:11/2:22 are starts by boot number and life.
+	var earlier []Start
+	for word := range strings.SplitSeq(text("earlier"), "/") {
+		var at Start
+		if n, _ := fmt.Sscanf(word, "%d:%d", &at.Boot, &at.Life); n == 2 {
+			earlier = append(earlier, at)
+		}
+	}
 	nodeText := func(n *Node, err error) (string, error) {
 		if err != nil {
 			return "", err
@@ -52,7 +63,7 @@ func (s *scenario) cluster(d *datadriven.TestData, arg func(int) string, num fun
 	}
 	switch d.Cmd {
 	case "found":
-		return nodeText(s.c.Found(ctx, address))
+		return nodeText(s.c.Found(ctx, address, earlier...))
 	case "token":
 		secret := []byte{byte(len(s.tokens))}
 		valid := int64(60_000)
@@ -70,9 +81,9 @@ func (s *scenario) cluster(d *datadriven.TestData, arg func(int) string, num fun
 		if n := num("token"); n != nil {
 			hash = HashToken(s.tokens[*n-1])
 		}
-		return nodeText(s.c.AddNode(ctx, hash, address))
+		return nodeText(s.c.AddNode(ctx, hash, address, earlier...))
 	case "update-node":
-		return nodeText(s.c.UpdateNode(ctx, nodeArg(arg(0)), address))
+		return nodeText(s.c.UpdateNode(ctx, nodeArg(arg(0)), address, earlier...))
 	case "drain", "undrain":
 		return nodeText(s.c.DrainNode(ctx, nodeArg(arg(0)), d.Cmd == "drain"))
 	case "lose":

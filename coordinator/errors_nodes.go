@@ -40,10 +40,14 @@ type ErrOldBoot struct {
 	Node partition.NodeID
 	Boot uint64
 	Now  uint64
+	Copy bool // the store does not know of start Now
 }
 
 // Error says what to do.
 func (e *ErrOldBoot) Error() string {
+	if e.Copy {
+		return fmt.Sprintf("start number %d of node %v is one that this data folder does not know of; the folder is an earlier copy, and running it would lose what was acknowledged since: start the node on its own folder, or let a new node join and replace it", e.Now, e.Node)
+	}
 	return fmt.Sprintf("node %v was started %d times, and this is start %d of its store; the data folder is an older copy, and running it would lose what was acknowledged since: start the node on its own folder, or let a new node join and replace it", e.Node, e.Now, e.Boot)
 }
 

@@ -49,7 +49,14 @@ func addressOf(a *storagev1.NodeAddress) (Address, error) {
 	if len(bad.Faults) > 0 {
 		return Address{}, &bad
 	}
-	return Address{Store: a.Store, Boot: a.Boot, Peer: a.Peer, API: a.Api, Zone: a.Zone}, nil
+	return Address{Store: a.Store, Boot: a.Boot, Peer: a.Peer, API: a.Api, Zone: a.Zone, Life: a.Life}, nil
+}
+
+func startsOf(list []*storagev1.NodeStart) (out []Start) {
+	for _, s := range list {
+		out = append(out, Start{s.GetBoot(), s.GetLife()})
+	}
+	return out
 }
 
 // putNode puts a new value of a node into the map and its row.
@@ -69,7 +76,7 @@ func (mc *machine) addNode(c *storagev1.AddNode) *result {
 		return refuse(err)
 	}
 	if len(c.TokenHash) == 0 {
-		return mc.addFirst(partition.NodeID(c.Node), at)
+		return mc.addFirst(c, at)
 	}
 	var hash TokenHash
 	// The first node brings what there is, so it cannot be one that joins.
@@ -90,14 +97,14 @@ func (mc *machine) addNode(c *storagev1.AddNode) *result {
 			if bad := mc.usable(token); bad != nil {
 				return refuse(bad)
 			}
-			if r := mc.moveTo(n, at); r.err != nil {
+			if r := mc.moveTo(n, at, startsOf(c.Earlier)); r.err != nil {
 				return r
 			}
 			mc.useToken(token, n.ID)
 			n, _ = mc.m.Node(n.ID)
 			return &result{node: n}
 		}
-		return mc.moveTo(n, at)
+		return mc.moveTo(n, at, startsOf(c.Earlier))
 	}
 	if bad := mc.usable(token); bad != nil {
 		return refuse(bad)
@@ -146,14 +153,15 @@ func (mc *machine) putToken(t *JoinToken) {
 
 // addFirst writes down the node that the cluster began with, which has all that
 // there is so far.
-func (mc *machine) addFirst(id partition.NodeID, at Address) *result {
+func (mc *machine) addFirst(c *storagev1.AddNode, at Address) *result {
+	id := partition.NodeID(c.Node)
 	if id == 0 || id > math.MaxUint32 {
 		return refuse(&ErrInvalid{Faults: []Fault{{"node", "use 1 to 4,294,967,295"}}})
 	}
 	if len(mc.m.nodes) > 0 {
 		n, ok := mc.m.Node(id)
 		if ok && n.Store == at.Store {
-			return mc.updateNode(&storagev1.UpdateNode{Node: uint64(id), Address: at.proto()})
+			return mc.updateNode(&storagev1.UpdateNode{Node: uint64(id), Address: at.proto(), Earlier: c.Earlier})
 		}
 		return refuse(&ErrToken{Fault: TokenUnknown})
 	}
@@ -179,7 +187,7 @@ func (mc *machine) addFirst(id partition.NodeID, at Address) *result {
 }
 
 func (a Address) proto() *storagev1.NodeAddress {
-	return &storagev1.NodeAddress{Store: a.Store, Boot: a.Boot, Peer: a.Peer, Api: a.API, Zone: a.Zone}
+	return &storagev1.NodeAddress{Store: a.Store, Boot: a.Boot, Peer: a.Peer, Api: a.API, Zone: a.Zone, Life: a.Life}
 }
 
 // nodeFor finds the node of a command that needs it not to be gone.
@@ -203,16 +211,19 @@ func (mc *machine) updateNode(c *storagev1.UpdateNode) *result {
 	if err != nil {
 		return refuse(err)
 	}
-	return mc.moveTo(n, at)
+	return mc.moveTo(n, at, startsOf(c.Earlier))
 }
 
-// moveTo gives a node its present address.
-func (mc *machine) moveTo(n *Node, at Address) *result {
+// moveTo gives a node its present address, if it comes with the store that it had
+// last and not with a copy of it.
+func (mc *machine) moveTo(n *Node, at Address, earlier []Start) *result {
 	switch {
 	case n.Store != at.Store:
 		return refuse(&ErrNodeActive{Node: n.ID, Store: n.Store, Given: at.Store})
 	case n.Boot > at.Boot:
 		return refuse(&ErrOldBoot{Node: n.ID, Boot: at.Boot, Now: n.Boot})
+	case at.Life != 0 && (n.Boot != at.Boot || n.Life != at.Life) && !knows(earlier, n.Address):
+		return refuse(&ErrOldBoot{Node: n.ID, Boot: at.Boot, Now: n.Boot, Copy: true})
 	case n.Address == at:
 		return &result{node: n, existed: true}
 	}

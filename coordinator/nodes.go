@@ -55,6 +55,17 @@ type Address struct {
 	Peer  string // where other nodes reach it, address and port; empty: nowhere
 	API   string // where clients reach it, a URL; empty: nowhere
 	Zone  string // nodes of one zone may fail together
+	Life  uint64 // a random number of that start; 0: not known
+}
+
+// Start is one start of a node's store. Of two copies of a folder each makes starts
+// of its own, with the same boot numbers and other lives.
+type Start struct{ Boot, Life uint64 }
+
+// knows tells whether a store that knows of earlier starts can be the one whose
+// last start is at: it knows it, or it was too long ago to tell.
+func knows(earlier []Start, at Address) bool {
+	return at.Life == 0 || len(earlier) > 0 && at.Boot < earlier[0].Boot || slices.Contains(earlier, Start{at.Boot, at.Life})
 }
 
 // Authority signs the certificates of the cluster's nodes. Both parts are PEM.

@@ -41,6 +41,9 @@ type agent struct {
 	wake      chan struct{} // look again; holds one
 	ready     chan struct{} // closed when the node serves
 
+	life    uint64              // of this start
+	earlier []coordinator.Start // of the data folder, as far as it knows them
+
 	setNodes uint64      // Map.Placed when the connections were told last; run's
 	told     bool        // they were told at all; run's
 	keeper   duty.Keeper // run's
@@ -148,7 +151,7 @@ func (a *agent) run(ctx context.Context) {
 		case <-a.wake:
 		case <-timer.C:
 		case <-renew.C:
-			a.renew()
+			a.renew(time.Now())
 		case <-ctx.Done():
 		}
 		timer.Stop()
@@ -163,7 +166,7 @@ func (a *agent) pass(ctx context.Context, doing *sync.WaitGroup) (more bool) {
 		return true // the map has not come yet
 	}
 	a.connect(m)
-	if a.outcast(m) {
+	if a.outcast(m) || a.replaced() {
 		return false
 	}
 	made := a.replicas(ctx, m, doing)
@@ -178,7 +181,7 @@ func (a *agent) connect(m *coordinator.Map) {
 	members := map[uint64]peer.Member{}
 	for n := range m.Nodes() {
 		if n.State == coordinator.Active || n.State == coordinator.Draining {
-			members[uint64(n.ID)] = peer.Member{Address: n.Peer, Store: storeID(n.Store), Boot: n.Boot}
+			members[uint64(n.ID)] = peer.Member{Address: n.Peer, Store: storeID(n.Store), Boot: n.Boot, Life: n.Life}
 		}
 	}
 	if len(members) == 0 {
@@ -199,6 +202,21 @@ func (a *agent) outcast(m *coordinator.Map) bool {
 		return false
 	}
 	a.b.fail(&coordinator.ErrNodeGone{Node: n.ID, State: n.State})
+	return true
+}
+
+// replaced ends a node whose data folder, or a copy of it, was started since.
+func (a *agent) replaced() bool {
+	select {
+	case <-a.ready:
+	default:
+		return false // its start ends
+	}
+	why := a.displaced()
+	if why == nil {
+		return false
+	}
+	a.b.fail(&StartError{Reason: NodeRefused, Err: why, Text: "the cluster has nothing to do with this node any more: " + why.Text})
 	return true
 }
 
@@ -281,8 +299,8 @@ func (a *agent) peers() *Peers {
 
 // renew makes the certificate anew when half of its life is over. Every node can:
 // the map has the authority.
-func (a *agent) renew() {
-	if !a.identity.Due(time.Now()) {
+func (a *agent) renew(now time.Time) {
+	if !a.identity.Due(now) {
 		return
 	}
 	if err := a.certify(a.b.coord.View(), a.b.cfg.Node); err != nil {

@@ -53,7 +53,7 @@ func (s membershipServer) Announce(ctx context.Context, req *nodev1.AnnounceRequ
 		return nil, err
 	}
 	from, _ := peer.From(ctx)
-	if _, err := s.a.b.coord.UpdateNode(ctx, partition.NodeID(from), addressFrom(req.GetAddress())); err != nil {
+	if _, err := s.a.b.coord.UpdateNode(ctx, partition.NodeID(from), addressFrom(req.GetAddress()), startsFrom(req.GetAddress())...); err != nil {
 		return nil, err
 	}
 	return &nodev1.AnnounceResponse{Revision: s.a.b.coord.View().Revision}, nil
@@ -86,7 +86,7 @@ func (s membershipServer) Erased(ctx context.Context, req *nodev1.ErasedRequest)
 func (a *agent) admit(ctx context.Context, req *nodev1.AdmitRequest) (*coordinator.Node, error) {
 	var hash coordinator.TokenHash
 	copy(hash[:], req.GetTokenHash())
-	n, err := a.b.coord.AddNode(ctx, hash, addressFrom(req.GetAddress()))
+	n, err := a.b.coord.AddNode(ctx, hash, addressFrom(req.GetAddress()), startsFrom(req.GetAddress())...)
 	var (
 		token *coordinator.ErrToken
 		gone  *coordinator.ErrNodeGone
@@ -166,9 +166,9 @@ func (a *agent) onJoin(ctx context.Context, secret, request []byte) ([]byte, err
 }
 
 func addressTo(a coordinator.Address) *nodev1.NodeAddress {
-	return &nodev1.NodeAddress{Store: a.Store, Boot: a.Boot, Peer: a.Peer, Api: a.API, Zone: a.Zone}
+	return &nodev1.NodeAddress{Store: a.Store, Boot: a.Boot, Peer: a.Peer, Api: a.API, Zone: a.Zone, Life: a.Life}
 }
 
 func addressFrom(a *nodev1.NodeAddress) coordinator.Address {
-	return coordinator.Address{Store: a.GetStore(), Boot: a.GetBoot(), Peer: a.GetPeer(), API: a.GetApi(), Zone: a.GetZone()}
+	return coordinator.Address{Store: a.GetStore(), Boot: a.GetBoot(), Peer: a.GetPeer(), API: a.GetApi(), Zone: a.GetZone(), Life: a.GetLife()}
 }

@@ -51,6 +51,7 @@ type homeNode struct {
 	Address string `json:"address"`
 	Store   string `json:"store"`
 	Boot    uint64 `json:"boot"`
+	Life    uint64 `json:"life,string,omitempty"`
 }
 
 func identityDir(data string) string { return filepath.Join(data, identityFolder) }
@@ -81,15 +82,19 @@ func writeHome(data string, h home) error {
 	if err != nil {
 		return err
 	}
-	dir := identityDir(data)
+	return writeWhole(identityDir(data), homeFile, b)
+}
+
+// writeWhole writes a small file as a whole or not at all.
+func writeWhole(dir, name string, b []byte) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
-	path := filepath.Join(dir, homeFile)
+	path := filepath.Join(dir, name)
 	if was, err := os.ReadFile(path); err == nil && string(was) == string(b) {
 		return nil
 	}
-	f, err := os.CreateTemp(dir, homeFile+".*")
+	f, err := os.CreateTemp(dir, name+".*")
 	if err != nil {
 		return err
 	}
@@ -130,7 +135,7 @@ func storeID(text string) (id peer.StoreID) {
 func (h home) members() map[uint64]peer.Member {
 	out := map[uint64]peer.Member{}
 	for _, n := range h.Nodes {
-		out[n.Node] = peer.Member{Address: n.Address, Store: storeID(n.Store), Boot: n.Boot}
+		out[n.Node] = peer.Member{Address: n.Address, Store: storeID(n.Store), Boot: n.Boot, Life: n.Life}
 	}
 	return out
 }
@@ -146,7 +151,7 @@ func (h home) nodes() (out []partition.NodeID) {
 func homeNodes(known []*nodev1.KnownNode) (out []homeNode) {
 	for _, n := range known {
 		a := n.GetAddress()
-		out = append(out, homeNode{Node: n.GetNode(), Address: a.GetPeer(), Store: a.GetStore(), Boot: a.GetBoot()})
+		out = append(out, homeNode{Node: n.GetNode(), Address: a.GetPeer(), Store: a.GetStore(), Boot: a.GetBoot(), Life: a.GetLife()})
 	}
 	return out
 }

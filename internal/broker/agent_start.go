@@ -56,6 +56,9 @@ func (b *Broker) beginAgent(ctx context.Context) (*agent, error) {
 	}
 	h.Store = store
 	a := newAgent(b, h)
+	if err := a.beginStart(); err != nil {
+		return nil, err
+	}
 	switch {
 	case identity != nil:
 		a.identity = identity
@@ -132,12 +135,19 @@ func (a *agent) joinCluster(ctx context.Context, told *ClusterConfig) error {
 	if err != nil {
 		return err
 	}
-	request, err := proto.Marshal(&nodev1.JoinClusterRequest{CertificateRequest: csr, Address: addressTo(a.address())})
+	request, err := proto.Marshal(&nodev1.JoinClusterRequest{CertificateRequest: csr, Address: a.presents(a.address())})
 	if err != nil {
 		return err
 	}
 	answer, err := peer.Join(ctx, told.Join, told.Token, request)
 	if err != nil {
+		var refused *peer.ErrRefused
+		if errors.As(err, &refused) {
+			switch refused.Reason {
+			case peer.TokenUnknown, peer.TokenExpired, peer.TokenUsed, peer.OlderBoot, peer.NotMember:
+				a.refusedStart() // of the others it is not known what became
+			}
+		}
 		return joinError(told.Join, err)
 	}
 	var res nodev1.JoinClusterResponse
@@ -174,7 +184,7 @@ func joinError(at string, err error) error {
 
 // address is where this node is. Before there are connections, port 0 is nowhere.
 func (a *agent) address() coordinator.Address {
-	at := coordinator.Address{Store: a.b.store.ID(), Boot: a.b.store.Boot(), API: a.b.URL(), Zone: a.home.Zone, Peer: or(a.home.Address, a.home.Listen)}
+	at := coordinator.Address{Store: a.b.store.ID(), Boot: a.b.store.Boot(), API: a.b.URL(), Zone: a.home.Zone, Life: a.life, Peer: or(a.home.Address, a.home.Listen)}
 	if strings.HasSuffix(at.Peer, ":0") {
 		at.Peer = ""
 	}
@@ -198,7 +208,7 @@ func (a *agent) open(ctx context.Context) error {
 	}
 	boot := b.store.Boot()
 	transport, err := peer.New(peer.Config{
-		Identity: a.identity, Store: storeID(b.store.ID()), Boot: boot, Listen: a.home.Listen,
+		Identity: a.identity, Store: storeID(b.store.ID()), Boot: boot, Life: a.life, Earlier: a.peerStarts(), Listen: a.home.Listen,
 		Deliver: a.links.deliver, Alive: a.alive, Handler: a.handler(), OnJoin: a.onJoin, Logger: b.log,
 	})
 	if err != nil {
@@ -238,7 +248,7 @@ func (a *agent) found(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot()}); err != nil {
+	if _, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot(), Life: a.life}, a.earlier...); err != nil {
 		return err
 	}
 	if err := writeHome(b.cfg.DataDir, a.home); err != nil {
@@ -266,13 +276,17 @@ func (a *agent) announce(ctx context.Context) error {
 		}
 		switch reasonOf(err) {
 		case "NODE_ACTIVE", "NODE_GONE", "UNKNOWN_NODE", "BAD_VALUE":
+			a.refusedStart()
 			return &StartError{Reason: NodeRefused, Text: "the cluster refuses this node: " + wordsOf(err), Err: err}
 		}
-		if !a.shutOut() {
+		if why := a.displaced(); why != nil {
+			a.refusedStart()
+			return &StartError{Reason: NodeRefused, Err: why, Text: "the cluster refuses this node: " + why.Text + " (" + why.Reason.String() + ")"}
+		}
+		if why := a.shutOut(); why == nil {
 			member = time.Now()
 		} else if time.Since(member) > outcastAfter {
-			return &StartError{Reason: NodeRefused, Err: err, Text: fmt.Sprintf(
-				"the other nodes say that node %v is not in the cluster: it was removed, or given up, and never comes back; start it on an empty data folder, as a new node that joins", b.cfg.Node)}
+			return a.notTakenIn(why)
 		}
 		if time.Since(last) > waitingTold {
 			last = time.Now()
@@ -297,31 +311,24 @@ func (a *agent) announce(ctx context.Context) error {
 	}
 }
 
+// notTakenIn is why a start ends that no node takes part in.
+func (a *agent) notTakenIn(why *peer.ErrRefused) error {
+	if why.Reason == peer.NotMember {
+		a.refusedStart()
+		return &StartError{Reason: NodeRefused, Err: why, Text: fmt.Sprintf(
+			"the other nodes say that node %v is not in the cluster: it was removed, or given up, and never comes back; start it on an empty data folder, as a new node that joins", a.b.cfg.Node)}
+	}
+	return &StartError{Reason: NodeRefused, Err: why, Text: fmt.Sprintf("no node of the cluster works with this one: %s (%s)", why.Text, why.Reason)}
+}
+
 const (
 	// waitingTold is how often it is said that a node waits.
 	waitingTold = 5 * time.Second
-	// outcastAfter is how long every node that answers must say that this one is none
-	// of them: the map of one may be older than this node's join.
+	// outcastAfter is how long every node that answers must refuse this one: the map of
+	// one may be older than this node's join, and a connection of its process before
+	// this one not yet gone.
 	outcastAfter = 5 * time.Second
 )
-
-// shutOut tells whether every node that answers says that this one is none of them.
-func (a *agent) shutOut() bool {
-	said := false
-	for _, n := range a.transport.Nodes() {
-		var refused *peer.ErrRefused
-		switch {
-		case n.To:
-			return false
-		case !errors.As(n.Err, &refused): // it does not answer
-		case refused.Reason != peer.NotMember:
-			return false
-		default:
-			said = true
-		}
-	}
-	return said
-}
 
 func pauseFor(ctx context.Context, d time.Duration) error {
 	timer := time.NewTimer(d)
@@ -338,11 +345,11 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 func (a *agent) sayWhere(ctx context.Context, at coordinator.Address) error {
 	b := a.b
 	if a.leadsMetadata() {
-		_, err := b.coord.UpdateNode(ctx, b.cfg.Node, at)
+		_, err := b.coord.UpdateNode(ctx, b.cfg.Node, at, a.earlier...)
 		return err
 	}
 	_, err := atMetadata(ctx, b, true, func(r *remote) (*nodev1.AnnounceResponse, error) {
-		return r.membership.Announce(ctx, &nodev1.AnnounceRequest{Address: addressTo(at)})
+		return r.membership.Announce(ctx, &nodev1.AnnounceRequest{Address: a.presents(at)})
 	})
 	return err
 }

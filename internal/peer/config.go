@@ -17,6 +17,11 @@ type Config struct {
 	// included. Both are needed: they tell a copy of the folder from the folder.
 	Store StoreID
 	Boot  uint64
+	// Life is a random number of this start, and Earlier the starts of the folder that
+	// it knows of, in order: the latest 32 are told. They tell a copy of the folder that
+	// was started later. Life 0 takes one.
+	Life    uint64
+	Earlier []Start
 	// Listen is the address to listen on for nodes, as host:port.
 	Listen string
 

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"io"
+	"reflect"
 	"testing"
 )
 
@@ -16,7 +17,7 @@ func malformed(t *testing.T, err error) {
 	}
 }
 
-var sampleHello = hello{lowest: 1, highest: 3, cluster: "c-1.x_Y", node: 1<<32 - 1, to: 2, store: storeOf(9), boot: 7, life: 1 << 63, clock: -5}
+var sampleHello = hello{lowest: 1, highest: 3, cluster: "c-1.x_Y", node: 1<<32 - 1, to: 2, store: storeOf(9), boot: 7, life: 1 << 63, clock: -5, earlier: []Start{{5, 1}, {6, 1<<64 - 1}}}
 
 func FuzzHello(f *testing.F) {
 	good := sampleHello.encode()
@@ -34,7 +35,7 @@ func FuzzHello(f *testing.F) {
 			return
 		}
 		again, err := parseHello(h.encode())
-		if err != nil || again != h {
+		if err != nil || !reflect.DeepEqual(again, h) {
 			t.Fatalf("%+v came back as %+v, %v", h, again, err)
 		}
 		m := newMachine(sampleHello)

@@ -3,6 +3,7 @@ package peer
 import (
 	"encoding/binary"
 	"encoding/hex"
+	"slices"
 )
 
 // The versions of the frames that this program speaks. What stands in a hello
@@ -28,6 +29,23 @@ type hello struct {
 	boot            uint64 // how often that folder was started
 	life            uint64 // a random number of this process: two processes of one boot are seen by it
 	clock           int64  // milliseconds since 1970
+	earlier         []Start
+}
+
+// Start is one start of a data folder.
+type Start struct{ Boot, Life uint64 }
+
+// earlierLimit is how many earlier starts are told.
+const earlierLimit = 32
+
+// knows tells whether the folder can be the one that was started as s last: s is
+// among its starts, or was too long ago for it to tell. A copy of it that is older
+// than s knows starts before it and not s.
+func (h hello) knows(s Start) bool {
+	if s.Life == 0 || s == (Start{h.boot, h.life}) || len(h.earlier) > 0 && s.Boot < h.earlier[0].Boot {
+		return true
+	}
+	return slices.Contains(h.earlier, s)
 }
 
 func (h hello) encode() []byte {
@@ -39,7 +57,15 @@ func (h hello) encode() []byte {
 	b = appendField(b, tagStore, h.store[:])
 	b = appendUint64(b, tagBoot, h.boot)
 	b = appendUint64(b, tagLife, h.life)
-	return appendUint64(b, tagClock, uint64(h.clock))
+	b = appendUint64(b, tagClock, uint64(h.clock))
+	if len(h.earlier) == 0 {
+		return b
+	}
+	starts := make([]byte, 0, 16*len(h.earlier))
+	for _, s := range h.earlier {
+		starts = binary.LittleEndian.AppendUint64(binary.LittleEndian.AppendUint64(starts, s.Boot), s.Life)
+	}
+	return appendField(b, tagEarlier, starts)
 }
 
 // parseHello takes a hello or a welcome apart. Fields that it does not know are
@@ -82,6 +108,13 @@ func parseHello(b []byte) (hello, error) {
 		case tagClock:
 			clock, err = parseUint64(t, v)
 			h.clock = int64(clock)
+		case tagEarlier:
+			if len(v)%16 != 0 || len(v) > 16*earlierLimit || h.earlier != nil {
+				return refuse(Malformed, "a hello's earlier starts have %d bytes, and have 16 each, up to %d starts, where they are right", len(v), earlierLimit)
+			}
+			for ; len(v) > 0; v = v[16:] {
+				h.earlier = append(h.earlier, Start{binary.LittleEndian.Uint64(v), binary.LittleEndian.Uint64(v[8:])})
+			}
 		}
 		return err
 	})

@@ -85,6 +85,9 @@ func (t *Transport) admit(in *incoming, h hello, subject uint64) (*peer, error) 
 	if t.closed {
 		return nil, refuse(Busy, "node %d is stopping", t.self.node)
 	}
+	if refused := t.running(h); refused != nil {
+		return nil, refused
+	}
 	if refused := t.meet(h, subject); refused != nil {
 		return nil, refused
 	}

@@ -8,6 +8,8 @@ type Member struct {
 	Store StoreID
 	// Boot is the least boot number that it can have. 0: not known.
 	Boot uint64
+	// Life is that of the start with that boot number. 0: not known.
+	Life uint64
 }
 
 // machine knows which process is which node. It has no clock, lock or socket:
@@ -70,6 +72,9 @@ func (m *machine) meet(h hello, subject uint64) (ended []uint64, refused *ErrRef
 		return nil, refuse(WrongStore, "node %d has data folder %s, and the cluster knows it with %s: start it with its own folder, or replace the node if that is lost", h.node, h.store, member.Store)
 	case h.boot < member.Boot:
 		return nil, olderBoot(h, member.Boot)
+	case !h.knows(Start{member.Boot, member.Life}):
+		return nil, refuse(OlderBoot, "the data folder %s of node %d does not know of its start number %d: it is an earlier copy of the folder, and running it would lose what was acknowledged since; stop it, and start the node on its own folder, or let a new node join and replace it",
+			h.store, h.node, member.Boot)
 	}
 	for n, l := range m.lives {
 		if l.store == h.store && n != h.node {

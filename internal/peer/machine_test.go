@@ -58,6 +58,34 @@ func TestPulse(t *testing.T) {
 	}
 }
 
+// A folder is told from its copies by its starts.
+func TestCopiesDoNotKnowTheLastStart(t *testing.T) {
+	m := newMachine(hello{lowest: 1, highest: 1, cluster: "c", node: 1, store: storeOf(1), boot: 1, life: 1})
+	m.setMembers(map[uint64]Member{2: {Store: storeOf(2), Boot: 5, Life: 55}})
+	for _, x := range []struct {
+		name       string
+		boot, life uint64
+		earlier    []Start
+		want       Reason
+	}{
+		{"a copy that counts on", 9, 99, []Start{{3, 33}, {4, 44}, {5, 50}, {8, 88}}, OlderBoot},
+		{"a copy at the same count", 5, 50, []Start{{3, 33}, {4, 44}}, OlderBoot},
+		{"one that knows of nothing", 6, 66, nil, OlderBoot},
+		{"an earlier process", 4, 44, []Start{{3, 33}}, OlderBoot},
+		{"the start that is known", 5, 55, []Start{{3, 33}, {4, 44}}, 0},
+		{"the next but one", 7, 77, []Start{{4, 44}, {5, 55}, {6, 66}}, 0},
+		{"much later", 70, 700, []Start{{68, 680}, {69, 690}}, 0},
+	} {
+		refused := (*ErrRefused)(nil)
+		if _, refused = m.meet(hello{lowest: 1, highest: 1, cluster: "c", node: 2, to: 1, store: storeOf(2), boot: x.boot, life: x.life, earlier: x.earlier}, 2); refused == nil {
+			refused = &ErrRefused{}
+		}
+		if refused.Reason != x.want {
+			t.Errorf("%s: %v, want %v", x.name, refused, x.want)
+		}
+	}
+}
+
 // Two processes of every kind, met in both orders.
 func TestMeetInBothOrders(t *testing.T) {
 	self := hello{lowest: 1, highest: 1, cluster: "c", node: 1, store: storeOf(1), boot: 1, life: 1}

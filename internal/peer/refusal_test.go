@@ -245,6 +245,30 @@ func TestClocksThatDiffer(t *testing.T) {
 	a.until("a warning", func() bool { return strings.Contains(a.logs.String(), "clocks of two nodes differ") })
 }
 
+// Of a folder and its copies one runs: the copy's process is refused for as long as
+// the other is there, and then it may be the one.
+func TestCopyWaitsForTheOther(t *testing.T) {
+	c := newCluster(t, "c1")
+	a := c.start(1)
+	b := c.start(2, func(cfg *Config) { cfg.Store, cfg.Boot, cfg.Life = storeOf(2), 1, 11 })
+	connect(a, b)
+	talks(t, a, b)
+	copied := func(cfg *Config) {
+		cfg.Store, cfg.Boot, cfg.Life, cfg.Earlier = storeOf(2), 2, 22, []Start{{1, 11}}
+	}
+	second := c.start(2, copied)
+	second.SetNodes(map[uint64]Member{1: {Address: a.Addr().String()}})
+	second.until("the refusal", func() bool { return errors.Is(second.status(1).Err, &ErrRefused{Reason: Running}) })
+	if _, err := tryCall(t.Context(), second, 1, ""); err == nil {
+		t.Error("a call of the copy was answered")
+	}
+	talks(t, a, b)
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second.until("its turn", func() bool { return second.status(1).To })
+}
+
 // All certificates are made anew by another authority, while the nodes run.
 func TestCertificatesAreReplaced(t *testing.T) {
 	c := newCluster(t, "c1")

@@ -45,6 +45,8 @@ const (
 	Busy Reason = 15
 	// Failed: the request was understood and could not be carried out.
 	Failed Reason = 16
+	// Running: another process of the node is there and answers.
+	Running Reason = 17
 )
 
 var reasonNames = map[Reason]string{
@@ -52,6 +54,7 @@ var reasonNames = map[Reason]string{
 	OlderBoot: "OLDER_BOOT", UnknownVersion: "UNKNOWN_VERSION", NotMember: "NOT_MEMBER", ClockSkew: "CLOCK_SKEW",
 	CertificateExpired: "CERTIFICATE_EXPIRED", BadCertificate: "BAD_CERTIFICATE", TokenUnknown: "TOKEN_UNKNOWN",
 	TokenExpired: "TOKEN_EXPIRED", TokenUsed: "TOKEN_USED", Malformed: "MALFORMED", Busy: "BUSY", Failed: "FAILED",
+	Running: "RUNNING",
 }
 
 // String is the reason's stable name.
@@ -86,7 +89,7 @@ func (e *ErrRefused) Is(target error) bool {
 
 // lasts tells whether trying again soon is of no use: somebody has to act first.
 func (e *ErrRefused) lasts() bool {
-	return e.Reason != NotMember && e.Reason != Busy && e.Reason != Failed
+	return e.Reason != NotMember && e.Reason != Busy && e.Reason != Failed && e.Reason != Running
 }
 
 func refuse(r Reason, format string, args ...any) *ErrRefused {

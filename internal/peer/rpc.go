@@ -147,7 +147,10 @@ func (s *rpcServer) vet(r *http.Request) (uint64, *ErrRefused) {
 		return 0, asRefused(err)
 	}
 	s.t.mu.Lock()
-	refused := s.t.meet(h, node)
+	refused := s.t.running(h)
+	if refused == nil {
+		refused = s.t.meet(h, node)
+	}
 	now.revision = s.t.revision.Load()
 	s.t.mu.Unlock()
 	if refused != nil {

@@ -96,8 +96,11 @@ func New(cfg Config) (*Transport, error) {
 		tells: newComplaints(cfg.Logger), nudge: make(chan struct{}, 1), ctx: ctx, stop: stop, conns: map[*tracked]struct{}{},
 		self: hello{
 			lowest: lowestVersion, highest: highestVersion, cluster: cfg.Identity.Cluster(), node: cfg.Identity.Node(),
-			store: cfg.Store, boot: cfg.Boot, life: binary.LittleEndian.Uint64(seed[:]),
+			store: cfg.Store, boot: cfg.Boot, life: cfg.Life, earlier: cfg.Earlier[max(0, len(cfg.Earlier)-earlierLimit):],
 		},
+	}
+	if t.self.life == 0 {
+		t.self.life = binary.LittleEndian.Uint64(seed[:])
 	}
 	t.machine = newMachine(t.self)
 	t.peers.Store(&map[uint64]*peer{})
@@ -235,6 +238,26 @@ func (t *Transport) Send(to uint64, b []byte) bool {
 		return false
 	}
 	return true
+}
+
+// running refuses the process that comes as one of a node of which another is here
+// and answers: it is a copy of the data folder, or of the machine. Where the earlier
+// one has died its connections have ended, or it was silent for longer. The owner
+// holds mu.
+func (t *Transport) running(h hello) *ErrRefused {
+	last, met := t.machine.lives[h.node]
+	p := (*t.peers.Load())[h.node]
+	if !met || h.boot <= last.boot || p == nil || p.in == nil || p.out == nil {
+		return nil
+	}
+	if m := t.machine.members[h.node]; !h.knows(Start{m.Boot, m.Life}) {
+		return nil // it is worse than that, and meet says so
+	}
+	now := t.now()
+	if now-time.Duration(p.heard.Load()) > t.cfg.Silence || now-time.Duration(p.answered.Load()) > t.cfg.Silence {
+		return nil
+	}
+	return refuse(Running, "node %d runs already, at %s, and answers: of one data folder and its copies one process runs at a time; stop it first if it is to run here", h.node, p.address)
 }
 
 // meet judges a hello and ends the connections that it shows to be wrong.

@@ -128,6 +128,7 @@ const (
 	tagSecret   tag = 11 // bytes
 	tagRequest  tag = 12 // bytes
 	tagReply    tag = 13 // bytes
+	tagEarlier  tag = 14 // starts of 16 bytes: boot u64, life u64, in order
 )
 
 func appendField(dst []byte, t tag, value []byte) []byte {

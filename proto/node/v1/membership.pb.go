@@ -33,7 +33,11 @@ type NodeAddress struct {
 	// Where clients reach it, as URL.
 	Api string `protobuf:"bytes,4,opt,name=api,proto3" json:"api,omitempty"`
 	// Nodes of one zone may fail together.
-	Zone          string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
+	Zone string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
+	// A random number of that start.
+	Life uint64 `protobuf:"varint,6,opt,name=life,proto3" json:"life,omitempty"`
+	// The earlier starts that the store knows of, in order.
+	Earlier       []*NodeStart `protobuf:"bytes,7,rep,name=earlier,proto3" json:"earlier,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -103,6 +107,75 @@ func (x *NodeAddress) GetZone() string {
 	return ""
 }
 
+func (x *NodeAddress) GetLife() uint64 {
+	if x != nil {
+		return x.Life
+	}
+	return 0
+}
+
+func (x *NodeAddress) GetEarlier() []*NodeStart {
+	if x != nil {
+		return x.Earlier
+	}
+	return nil
+}
+
+// NodeStart is one start of a node's store.
+type NodeStart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How often the store was started by then.
+	Boot uint64 `protobuf:"varint,1,opt,name=boot,proto3" json:"boot,omitempty"`
+	// The random number of that start.
+	Life          uint64 `protobuf:"varint,2,opt,name=life,proto3" json:"life,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeStart) Reset() {
+	*x = NodeStart{}
+	mi := &file_node_v1_membership_proto_msgTypes[1]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeStart) ProtoMessage() {}
+
+func (x *NodeStart) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_membership_proto_msgTypes[1]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeStart.ProtoReflect.Descriptor instead.
+func (*NodeStart) Descriptor() ([]byte, []int) {
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{1}
+}
+
+func (x *NodeStart) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *NodeStart) GetLife() uint64 {
+	if x != nil {
+		return x.Life
+	}
+	return 0
+}
+
 // JoinClusterRequest is what a machine asks with when it joins. It goes over the
 // wire of a join, not in a call.
 type JoinClusterRequest struct {
@@ -117,7 +190,7 @@ type JoinClusterRequest struct {
 
 func (x *JoinClusterRequest) Reset() {
 	*x = JoinClusterRequest{}
-	mi := &file_node_v1_membership_proto_msgTypes[1]
+	mi := &file_node_v1_membership_proto_msgTypes[2]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -129,7 +202,7 @@ func (x *JoinClusterRequest) String() string {
 func (*JoinClusterRequest) ProtoMessage() {}
 
 func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[1]
+	mi := &file_node_v1_membership_proto_msgTypes[2]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -142,7 +215,7 @@ func (x *JoinClusterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterRequest.ProtoReflect.Descriptor instead.
 func (*JoinClusterRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{1}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{2}
 }
 
 func (x *JoinClusterRequest) GetCertificateRequest() []byte {
@@ -178,7 +251,7 @@ type JoinClusterResponse struct {
 
 func (x *JoinClusterResponse) Reset() {
 	*x = JoinClusterResponse{}
-	mi := &file_node_v1_membership_proto_msgTypes[2]
+	mi := &file_node_v1_membership_proto_msgTypes[3]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -190,7 +263,7 @@ func (x *JoinClusterResponse) String() string {
 func (*JoinClusterResponse) ProtoMessage() {}
 
 func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[2]
+	mi := &file_node_v1_membership_proto_msgTypes[3]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -203,7 +276,7 @@ func (x *JoinClusterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinClusterResponse.ProtoReflect.Descriptor instead.
 func (*JoinClusterResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{2}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{3}
 }
 
 func (x *JoinClusterResponse) GetNode() uint64 {
@@ -254,7 +327,7 @@ type KnownNode struct {
 
 func (x *KnownNode) Reset() {
 	*x = KnownNode{}
-	mi := &file_node_v1_membership_proto_msgTypes[3]
+	mi := &file_node_v1_membership_proto_msgTypes[4]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -266,7 +339,7 @@ func (x *KnownNode) String() string {
 func (*KnownNode) ProtoMessage() {}
 
 func (x *KnownNode) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[3]
+	mi := &file_node_v1_membership_proto_msgTypes[4]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -279,7 +352,7 @@ func (x *KnownNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use KnownNode.ProtoReflect.Descriptor instead.
 func (*KnownNode) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{3}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{4}
 }
 
 func (x *KnownNode) GetNode() uint64 {
@@ -309,7 +382,7 @@ type AdmitRequest struct {
 
 func (x *AdmitRequest) Reset() {
 	*x = AdmitRequest{}
-	mi := &file_node_v1_membership_proto_msgTypes[4]
+	mi := &file_node_v1_membership_proto_msgTypes[5]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -321,7 +394,7 @@ func (x *AdmitRequest) String() string {
 func (*AdmitRequest) ProtoMessage() {}
 
 func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[4]
+	mi := &file_node_v1_membership_proto_msgTypes[5]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -334,7 +407,7 @@ func (x *AdmitRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitRequest.ProtoReflect.Descriptor instead.
 func (*AdmitRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{4}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{5}
 }
 
 func (x *AdmitRequest) GetTokenHash() []byte {
@@ -368,7 +441,7 @@ type AdmitResponse struct {
 
 func (x *AdmitResponse) Reset() {
 	*x = AdmitResponse{}
-	mi := &file_node_v1_membership_proto_msgTypes[5]
+	mi := &file_node_v1_membership_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -380,7 +453,7 @@ func (x *AdmitResponse) String() string {
 func (*AdmitResponse) ProtoMessage() {}
 
 func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[5]
+	mi := &file_node_v1_membership_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -393,7 +466,7 @@ func (x *AdmitResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AdmitResponse.ProtoReflect.Descriptor instead.
 func (*AdmitResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{5}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *AdmitResponse) GetNode() uint64 {
@@ -435,7 +508,7 @@ type AnnounceRequest struct {
 
 func (x *AnnounceRequest) Reset() {
 	*x = AnnounceRequest{}
-	mi := &file_node_v1_membership_proto_msgTypes[6]
+	mi := &file_node_v1_membership_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -447,7 +520,7 @@ func (x *AnnounceRequest) String() string {
 func (*AnnounceRequest) ProtoMessage() {}
 
 func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[6]
+	mi := &file_node_v1_membership_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -460,7 +533,7 @@ func (x *AnnounceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnounceRequest.ProtoReflect.Descriptor instead.
 func (*AnnounceRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{6}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *AnnounceRequest) GetAddress() *NodeAddress {
@@ -481,7 +554,7 @@ type AnnounceResponse struct {
 
 func (x *AnnounceResponse) Reset() {
 	*x = AnnounceResponse{}
-	mi := &file_node_v1_membership_proto_msgTypes[7]
+	mi := &file_node_v1_membership_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -493,7 +566,7 @@ func (x *AnnounceResponse) String() string {
 func (*AnnounceResponse) ProtoMessage() {}
 
 func (x *AnnounceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[7]
+	mi := &file_node_v1_membership_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -506,7 +579,7 @@ func (x *AnnounceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AnnounceResponse.ProtoReflect.Descriptor instead.
 func (*AnnounceResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{7}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *AnnounceResponse) GetRevision() uint64 {
@@ -529,7 +602,7 @@ type ReachedRequest struct {
 
 func (x *ReachedRequest) Reset() {
 	*x = ReachedRequest{}
-	mi := &file_node_v1_membership_proto_msgTypes[8]
+	mi := &file_node_v1_membership_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -541,7 +614,7 @@ func (x *ReachedRequest) String() string {
 func (*ReachedRequest) ProtoMessage() {}
 
 func (x *ReachedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[8]
+	mi := &file_node_v1_membership_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -554,7 +627,7 @@ func (x *ReachedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReachedRequest.ProtoReflect.Descriptor instead.
 func (*ReachedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{8}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReachedRequest) GetPartition() uint64 {
@@ -580,7 +653,7 @@ type ReachedResponse struct {
 
 func (x *ReachedResponse) Reset() {
 	*x = ReachedResponse{}
-	mi := &file_node_v1_membership_proto_msgTypes[9]
+	mi := &file_node_v1_membership_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -592,7 +665,7 @@ func (x *ReachedResponse) String() string {
 func (*ReachedResponse) ProtoMessage() {}
 
 func (x *ReachedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[9]
+	mi := &file_node_v1_membership_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -605,7 +678,7 @@ func (x *ReachedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReachedResponse.ProtoReflect.Descriptor instead.
 func (*ReachedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{9}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{10}
 }
 
 // ErasedRequest names a replica.
@@ -621,7 +694,7 @@ type ErasedRequest struct {
 
 func (x *ErasedRequest) Reset() {
 	*x = ErasedRequest{}
-	mi := &file_node_v1_membership_proto_msgTypes[10]
+	mi := &file_node_v1_membership_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +706,7 @@ func (x *ErasedRequest) String() string {
 func (*ErasedRequest) ProtoMessage() {}
 
 func (x *ErasedRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[10]
+	mi := &file_node_v1_membership_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +719,7 @@ func (x *ErasedRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErasedRequest.ProtoReflect.Descriptor instead.
 func (*ErasedRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{10}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ErasedRequest) GetPartition() uint64 {
@@ -672,7 +745,7 @@ type ErasedResponse struct {
 
 func (x *ErasedResponse) Reset() {
 	*x = ErasedResponse{}
-	mi := &file_node_v1_membership_proto_msgTypes[11]
+	mi := &file_node_v1_membership_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -684,7 +757,7 @@ func (x *ErasedResponse) String() string {
 func (*ErasedResponse) ProtoMessage() {}
 
 func (x *ErasedResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_membership_proto_msgTypes[11]
+	mi := &file_node_v1_membership_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -697,20 +770,25 @@ func (x *ErasedResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErasedResponse.ProtoReflect.Descriptor instead.
 func (*ErasedResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_membership_proto_rawDescGZIP(), []int{11}
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{12}
 }
 
 var File_node_v1_membership_proto protoreflect.FileDescriptor
 
 const file_node_v1_membership_proto_rawDesc = "" +
 	"\n" +
-	"\x18node/v1/membership.proto\x12\anode.v1\"q\n" +
+	"\x18node/v1/membership.proto\x12\anode.v1\"\xb3\x01\n" +
 	"\vNodeAddress\x12\x14\n" +
 	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x04R\x04boot\x12\x12\n" +
 	"\x04peer\x18\x03 \x01(\tR\x04peer\x12\x10\n" +
 	"\x03api\x18\x04 \x01(\tR\x03api\x12\x12\n" +
-	"\x04zone\x18\x05 \x01(\tR\x04zone\"u\n" +
+	"\x04zone\x18\x05 \x01(\tR\x04zone\x12\x12\n" +
+	"\x04life\x18\x06 \x01(\x04R\x04life\x12,\n" +
+	"\aearlier\x18\a \x03(\v2\x12.node.v1.NodeStartR\aearlier\"3\n" +
+	"\tNodeStart\x12\x12\n" +
+	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x12\n" +
+	"\x04life\x18\x02 \x01(\x04R\x04life\"u\n" +
 	"\x12JoinClusterRequest\x12/\n" +
 	"\x13certificate_request\x18\x01 \x01(\fR\x12certificateRequest\x12.\n" +
 	"\aaddress\x18\x02 \x01(\v2\x14.node.v1.NodeAddressR\aaddress\"\xad\x01\n" +
@@ -762,40 +840,42 @@ func file_node_v1_membership_proto_rawDescGZIP() []byte {
 	return file_node_v1_membership_proto_rawDescData
 }
 
-var file_node_v1_membership_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_node_v1_membership_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
 var file_node_v1_membership_proto_goTypes = []any{
 	(*NodeAddress)(nil),         // 0: node.v1.NodeAddress
-	(*JoinClusterRequest)(nil),  // 1: node.v1.JoinClusterRequest
-	(*JoinClusterResponse)(nil), // 2: node.v1.JoinClusterResponse
-	(*KnownNode)(nil),           // 3: node.v1.KnownNode
-	(*AdmitRequest)(nil),        // 4: node.v1.AdmitRequest
-	(*AdmitResponse)(nil),       // 5: node.v1.AdmitResponse
-	(*AnnounceRequest)(nil),     // 6: node.v1.AnnounceRequest
-	(*AnnounceResponse)(nil),    // 7: node.v1.AnnounceResponse
-	(*ReachedRequest)(nil),      // 8: node.v1.ReachedRequest
-	(*ReachedResponse)(nil),     // 9: node.v1.ReachedResponse
-	(*ErasedRequest)(nil),       // 10: node.v1.ErasedRequest
-	(*ErasedResponse)(nil),      // 11: node.v1.ErasedResponse
+	(*NodeStart)(nil),           // 1: node.v1.NodeStart
+	(*JoinClusterRequest)(nil),  // 2: node.v1.JoinClusterRequest
+	(*JoinClusterResponse)(nil), // 3: node.v1.JoinClusterResponse
+	(*KnownNode)(nil),           // 4: node.v1.KnownNode
+	(*AdmitRequest)(nil),        // 5: node.v1.AdmitRequest
+	(*AdmitResponse)(nil),       // 6: node.v1.AdmitResponse
+	(*AnnounceRequest)(nil),     // 7: node.v1.AnnounceRequest
+	(*AnnounceResponse)(nil),    // 8: node.v1.AnnounceResponse
+	(*ReachedRequest)(nil),      // 9: node.v1.ReachedRequest
+	(*ReachedResponse)(nil),     // 10: node.v1.ReachedResponse
+	(*ErasedRequest)(nil),       // 11: node.v1.ErasedRequest
+	(*ErasedResponse)(nil),      // 12: node.v1.ErasedResponse
 }
 var file_node_v1_membership_proto_depIdxs = []int32{
-	0,  // 0: node.v1.JoinClusterRequest.address:type_name -> node.v1.NodeAddress
-	3,  // 1: node.v1.JoinClusterResponse.nodes:type_name -> node.v1.KnownNode
-	0,  // 2: node.v1.KnownNode.address:type_name -> node.v1.NodeAddress
-	0,  // 3: node.v1.AdmitRequest.address:type_name -> node.v1.NodeAddress
-	0,  // 4: node.v1.AnnounceRequest.address:type_name -> node.v1.NodeAddress
-	4,  // 5: node.v1.MembershipService.Admit:input_type -> node.v1.AdmitRequest
-	6,  // 6: node.v1.MembershipService.Announce:input_type -> node.v1.AnnounceRequest
-	8,  // 7: node.v1.MembershipService.Reached:input_type -> node.v1.ReachedRequest
-	10, // 8: node.v1.MembershipService.Erased:input_type -> node.v1.ErasedRequest
-	5,  // 9: node.v1.MembershipService.Admit:output_type -> node.v1.AdmitResponse
-	7,  // 10: node.v1.MembershipService.Announce:output_type -> node.v1.AnnounceResponse
-	9,  // 11: node.v1.MembershipService.Reached:output_type -> node.v1.ReachedResponse
-	11, // 12: node.v1.MembershipService.Erased:output_type -> node.v1.ErasedResponse
-	9,  // [9:13] is the sub-list for method output_type
-	5,  // [5:9] is the sub-list for method input_type
-	5,  // [5:5] is the sub-list for extension type_name
-	5,  // [5:5] is the sub-list for extension extendee
-	0,  // [0:5] is the sub-list for field type_name
+	1,  // 0: node.v1.NodeAddress.earlier:type_name -> node.v1.NodeStart
+	0,  // 1: node.v1.JoinClusterRequest.address:type_name -> node.v1.NodeAddress
+	4,  // 2: node.v1.JoinClusterResponse.nodes:type_name -> node.v1.KnownNode
+	0,  // 3: node.v1.KnownNode.address:type_name -> node.v1.NodeAddress
+	0,  // 4: node.v1.AdmitRequest.address:type_name -> node.v1.NodeAddress
+	0,  // 5: node.v1.AnnounceRequest.address:type_name -> node.v1.NodeAddress
+	5,  // 6: node.v1.MembershipService.Admit:input_type -> node.v1.AdmitRequest
+	7,  // 7: node.v1.MembershipService.Announce:input_type -> node.v1.AnnounceRequest
+	9,  // 8: node.v1.MembershipService.Reached:input_type -> node.v1.ReachedRequest
+	11, // 9: node.v1.MembershipService.Erased:input_type -> node.v1.ErasedRequest
+	6,  // 10: node.v1.MembershipService.Admit:output_type -> node.v1.AdmitResponse
+	8,  // 11: node.v1.MembershipService.Announce:output_type -> node.v1.AnnounceResponse
+	10, // 12: node.v1.MembershipService.Reached:output_type -> node.v1.ReachedResponse
+	12, // 13: node.v1.MembershipService.Erased:output_type -> node.v1.ErasedResponse
+	10, // [10:14] is the sub-list for method output_type
+	6,  // [6:10] is the sub-list for method input_type
+	6,  // [6:6] is the sub-list for extension type_name
+	6,  // [6:6] is the sub-list for extension extendee
+	0,  // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_membership_proto_init() }
@@ -809,7 +889,7 @@ func file_node_v1_membership_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_membership_proto_rawDesc), len(file_node_v1_membership_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   12,
+			NumMessages:   13,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -1698,7 +1698,9 @@ type AddNode struct {
 	// The first node's id.
 	Node uint64 `protobuf:"varint,2,opt,name=node,proto3" json:"node,omitempty"`
 	// Where the node is.
-	Address       *NodeAddress `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	Address *NodeAddress `protobuf:"bytes,3,opt,name=address,proto3" json:"address,omitempty"`
+	// The earlier starts that its store knows of, in order.
+	Earlier       []*NodeStart `protobuf:"bytes,4,rep,name=earlier,proto3" json:"earlier,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1754,6 +1756,13 @@ func (x *AddNode) GetAddress() *NodeAddress {
 	return nil
 }
 
+func (x *AddNode) GetEarlier() []*NodeStart {
+	if x != nil {
+		return x.Earlier
+	}
+	return nil
+}
+
 // NodeAddress is what a node says of itself at its start.
 type NodeAddress struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1766,7 +1775,9 @@ type NodeAddress struct {
 	// Where clients reach it, a URL; empty: nowhere.
 	Api string `protobuf:"bytes,4,opt,name=api,proto3" json:"api,omitempty"`
 	// Nodes of one zone may fail together. Empty is a zone like any other.
-	Zone          string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
+	Zone string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
+	// A random number of that start. 0: a version that made none.
+	Life          uint64 `protobuf:"varint,6,opt,name=life,proto3" json:"life,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1836,6 +1847,68 @@ func (x *NodeAddress) GetZone() string {
 	return ""
 }
 
+func (x *NodeAddress) GetLife() uint64 {
+	if x != nil {
+		return x.Life
+	}
+	return 0
+}
+
+// NodeStart is one start of a node's store.
+type NodeStart struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How often the store was started by then.
+	Boot uint64 `protobuf:"varint,1,opt,name=boot,proto3" json:"boot,omitempty"`
+	// The random number of that start.
+	Life          uint64 `protobuf:"varint,2,opt,name=life,proto3" json:"life,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeStart) Reset() {
+	*x = NodeStart{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[21]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeStart) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeStart) ProtoMessage() {}
+
+func (x *NodeStart) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[21]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeStart.ProtoReflect.Descriptor instead.
+func (*NodeStart) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{21}
+}
+
+func (x *NodeStart) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *NodeStart) GetLife() uint64 {
+	if x != nil {
+		return x.Life
+	}
+	return 0
+}
+
 // UpdateNode says where a node is. One with another store, or an older start of
 // the same, is refused.
 type UpdateNode struct {
@@ -1843,14 +1916,16 @@ type UpdateNode struct {
 	// The node.
 	Node uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
 	// Where it is.
-	Address       *NodeAddress `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	Address *NodeAddress `protobuf:"bytes,2,opt,name=address,proto3" json:"address,omitempty"`
+	// The earlier starts that its store knows of, in order.
+	Earlier       []*NodeStart `protobuf:"bytes,3,rep,name=earlier,proto3" json:"earlier,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *UpdateNode) Reset() {
 	*x = UpdateNode{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[21]
+	mi := &file_storage_v1_metadata_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1862,7 +1937,7 @@ func (x *UpdateNode) String() string {
 func (*UpdateNode) ProtoMessage() {}
 
 func (x *UpdateNode) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[21]
+	mi := &file_storage_v1_metadata_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1875,7 +1950,7 @@ func (x *UpdateNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use UpdateNode.ProtoReflect.Descriptor instead.
 func (*UpdateNode) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{21}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *UpdateNode) GetNode() uint64 {
@@ -1888,6 +1963,13 @@ func (x *UpdateNode) GetNode() uint64 {
 func (x *UpdateNode) GetAddress() *NodeAddress {
 	if x != nil {
 		return x.Address
+	}
+	return nil
+}
+
+func (x *UpdateNode) GetEarlier() []*NodeStart {
+	if x != nil {
+		return x.Earlier
 	}
 	return nil
 }
@@ -1906,7 +1988,7 @@ type DrainNode struct {
 
 func (x *DrainNode) Reset() {
 	*x = DrainNode{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[22]
+	mi := &file_storage_v1_metadata_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1918,7 +2000,7 @@ func (x *DrainNode) String() string {
 func (*DrainNode) ProtoMessage() {}
 
 func (x *DrainNode) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[22]
+	mi := &file_storage_v1_metadata_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1931,7 +2013,7 @@ func (x *DrainNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainNode.ProtoReflect.Descriptor instead.
 func (*DrainNode) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{22}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainNode) GetNode() uint64 {
@@ -1960,7 +2042,7 @@ type LoseNode struct {
 
 func (x *LoseNode) Reset() {
 	*x = LoseNode{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[23]
+	mi := &file_storage_v1_metadata_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1972,7 +2054,7 @@ func (x *LoseNode) String() string {
 func (*LoseNode) ProtoMessage() {}
 
 func (x *LoseNode) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[23]
+	mi := &file_storage_v1_metadata_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1985,7 +2067,7 @@ func (x *LoseNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LoseNode.ProtoReflect.Descriptor instead.
 func (*LoseNode) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{23}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *LoseNode) GetNode() uint64 {
@@ -2007,7 +2089,7 @@ type RemoveNode struct {
 
 func (x *RemoveNode) Reset() {
 	*x = RemoveNode{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[24]
+	mi := &file_storage_v1_metadata_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2019,7 +2101,7 @@ func (x *RemoveNode) String() string {
 func (*RemoveNode) ProtoMessage() {}
 
 func (x *RemoveNode) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[24]
+	mi := &file_storage_v1_metadata_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2032,7 +2114,7 @@ func (x *RemoveNode) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RemoveNode.ProtoReflect.Descriptor instead.
 func (*RemoveNode) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{24}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *RemoveNode) GetNode() uint64 {
@@ -2055,7 +2137,7 @@ type CreateJoinToken struct {
 
 func (x *CreateJoinToken) Reset() {
 	*x = CreateJoinToken{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[25]
+	mi := &file_storage_v1_metadata_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2067,7 +2149,7 @@ func (x *CreateJoinToken) String() string {
 func (*CreateJoinToken) ProtoMessage() {}
 
 func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[25]
+	mi := &file_storage_v1_metadata_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2080,7 +2162,7 @@ func (x *CreateJoinToken) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateJoinToken.ProtoReflect.Descriptor instead.
 func (*CreateJoinToken) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{25}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *CreateJoinToken) GetHash() []byte {
@@ -2110,7 +2192,7 @@ type PlaceReplicas struct {
 
 func (x *PlaceReplicas) Reset() {
 	*x = PlaceReplicas{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[26]
+	mi := &file_storage_v1_metadata_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2122,7 +2204,7 @@ func (x *PlaceReplicas) String() string {
 func (*PlaceReplicas) ProtoMessage() {}
 
 func (x *PlaceReplicas) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[26]
+	mi := &file_storage_v1_metadata_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2135,7 +2217,7 @@ func (x *PlaceReplicas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PlaceReplicas.ProtoReflect.Descriptor instead.
 func (*PlaceReplicas) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{26}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *PlaceReplicas) GetPlacements() []*Placement {
@@ -2160,7 +2242,7 @@ type Placement struct {
 
 func (x *Placement) Reset() {
 	*x = Placement{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[27]
+	mi := &file_storage_v1_metadata_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2172,7 +2254,7 @@ func (x *Placement) String() string {
 func (*Placement) ProtoMessage() {}
 
 func (x *Placement) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[27]
+	mi := &file_storage_v1_metadata_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2185,7 +2267,7 @@ func (x *Placement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Placement.ProtoReflect.Descriptor instead.
 func (*Placement) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{27}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *Placement) GetPartitionId() uint64 {
@@ -2221,7 +2303,7 @@ type SettleReplicas struct {
 
 func (x *SettleReplicas) Reset() {
 	*x = SettleReplicas{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[28]
+	mi := &file_storage_v1_metadata_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2233,7 +2315,7 @@ func (x *SettleReplicas) String() string {
 func (*SettleReplicas) ProtoMessage() {}
 
 func (x *SettleReplicas) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[28]
+	mi := &file_storage_v1_metadata_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2246,7 +2328,7 @@ func (x *SettleReplicas) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleReplicas.ProtoReflect.Descriptor instead.
 func (*SettleReplicas) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{28}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *SettleReplicas) GetSettled() []*Settled {
@@ -2269,7 +2351,7 @@ type Settled struct {
 
 func (x *Settled) Reset() {
 	*x = Settled{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[29]
+	mi := &file_storage_v1_metadata_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2281,7 +2363,7 @@ func (x *Settled) String() string {
 func (*Settled) ProtoMessage() {}
 
 func (x *Settled) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[29]
+	mi := &file_storage_v1_metadata_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2294,7 +2376,7 @@ func (x *Settled) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settled.ProtoReflect.Descriptor instead.
 func (*Settled) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{29}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Settled) GetPartitionId() uint64 {
@@ -2324,7 +2406,7 @@ type LeftReplica struct {
 
 func (x *LeftReplica) Reset() {
 	*x = LeftReplica{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[30]
+	mi := &file_storage_v1_metadata_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2336,7 +2418,7 @@ func (x *LeftReplica) String() string {
 func (*LeftReplica) ProtoMessage() {}
 
 func (x *LeftReplica) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[30]
+	mi := &file_storage_v1_metadata_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2349,7 +2431,7 @@ func (x *LeftReplica) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeftReplica.ProtoReflect.Descriptor instead.
 func (*LeftReplica) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{30}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LeftReplica) GetPartitionId() uint64 {
@@ -2400,7 +2482,7 @@ type ClusterRow struct {
 
 func (x *ClusterRow) Reset() {
 	*x = ClusterRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[31]
+	mi := &file_storage_v1_metadata_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2412,7 +2494,7 @@ func (x *ClusterRow) String() string {
 func (*ClusterRow) ProtoMessage() {}
 
 func (x *ClusterRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[31]
+	mi := &file_storage_v1_metadata_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2425,7 +2507,7 @@ func (x *ClusterRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRow.ProtoReflect.Descriptor instead.
 func (*ClusterRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{31}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ClusterRow) GetFormat() uint32 {
@@ -2525,7 +2607,7 @@ type AuthorityRow struct {
 
 func (x *AuthorityRow) Reset() {
 	*x = AuthorityRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[32]
+	mi := &file_storage_v1_metadata_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2537,7 +2619,7 @@ func (x *AuthorityRow) String() string {
 func (*AuthorityRow) ProtoMessage() {}
 
 func (x *AuthorityRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[32]
+	mi := &file_storage_v1_metadata_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2550,7 +2632,7 @@ func (x *AuthorityRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityRow.ProtoReflect.Descriptor instead.
 func (*AuthorityRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{32}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *AuthorityRow) GetCertificate() []byte {
@@ -2584,7 +2666,7 @@ type NodeRow struct {
 
 func (x *NodeRow) Reset() {
 	*x = NodeRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	mi := &file_storage_v1_metadata_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2596,7 +2678,7 @@ func (x *NodeRow) String() string {
 func (*NodeRow) ProtoMessage() {}
 
 func (x *NodeRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	mi := &file_storage_v1_metadata_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2609,7 +2691,7 @@ func (x *NodeRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRow.ProtoReflect.Descriptor instead.
 func (*NodeRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{33}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *NodeRow) GetId() uint64 {
@@ -2657,7 +2739,7 @@ type JoinTokenRow struct {
 
 func (x *JoinTokenRow) Reset() {
 	*x = JoinTokenRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	mi := &file_storage_v1_metadata_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2669,7 +2751,7 @@ func (x *JoinTokenRow) String() string {
 func (*JoinTokenRow) ProtoMessage() {}
 
 func (x *JoinTokenRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	mi := &file_storage_v1_metadata_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2682,7 +2764,7 @@ func (x *JoinTokenRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinTokenRow.ProtoReflect.Descriptor instead.
 func (*JoinTokenRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{34}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *JoinTokenRow) GetHash() []byte {
@@ -2738,7 +2820,7 @@ type TopicRow struct {
 
 func (x *TopicRow) Reset() {
 	*x = TopicRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[35]
+	mi := &file_storage_v1_metadata_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2750,7 +2832,7 @@ func (x *TopicRow) String() string {
 func (*TopicRow) ProtoMessage() {}
 
 func (x *TopicRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[35]
+	mi := &file_storage_v1_metadata_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2763,7 +2845,7 @@ func (x *TopicRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicRow.ProtoReflect.Descriptor instead.
 func (*TopicRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{35}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *TopicRow) GetId() uint64 {
@@ -2850,7 +2932,7 @@ type PartitionRow struct {
 
 func (x *PartitionRow) Reset() {
 	*x = PartitionRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[36]
+	mi := &file_storage_v1_metadata_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2862,7 +2944,7 @@ func (x *PartitionRow) String() string {
 func (*PartitionRow) ProtoMessage() {}
 
 func (x *PartitionRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[36]
+	mi := &file_storage_v1_metadata_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2875,7 +2957,7 @@ func (x *PartitionRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRow.ProtoReflect.Descriptor instead.
 func (*PartitionRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{36}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PartitionRow) GetId() uint64 {
@@ -2954,7 +3036,7 @@ type LeavingRow struct {
 
 func (x *LeavingRow) Reset() {
 	*x = LeavingRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[37]
+	mi := &file_storage_v1_metadata_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2966,7 +3048,7 @@ func (x *LeavingRow) String() string {
 func (*LeavingRow) ProtoMessage() {}
 
 func (x *LeavingRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[37]
+	mi := &file_storage_v1_metadata_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2979,7 +3061,7 @@ func (x *LeavingRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeavingRow.ProtoReflect.Descriptor instead.
 func (*LeavingRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{37}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *LeavingRow) GetReplica() uint64 {
@@ -3027,7 +3109,7 @@ type GroupRow struct {
 
 func (x *GroupRow) Reset() {
 	*x = GroupRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[38]
+	mi := &file_storage_v1_metadata_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3039,7 +3121,7 @@ func (x *GroupRow) String() string {
 func (*GroupRow) ProtoMessage() {}
 
 func (x *GroupRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[38]
+	mi := &file_storage_v1_metadata_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3052,7 +3134,7 @@ func (x *GroupRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupRow.ProtoReflect.Descriptor instead.
 func (*GroupRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{38}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *GroupRow) GetId() uint64 {
@@ -3155,7 +3237,7 @@ type MemberRow struct {
 
 func (x *MemberRow) Reset() {
 	*x = MemberRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	mi := &file_storage_v1_metadata_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3167,7 +3249,7 @@ func (x *MemberRow) String() string {
 func (*MemberRow) ProtoMessage() {}
 
 func (x *MemberRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	mi := &file_storage_v1_metadata_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3180,7 +3262,7 @@ func (x *MemberRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberRow.ProtoReflect.Descriptor instead.
 func (*MemberRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{39}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *MemberRow) GetGroupId() uint64 {
@@ -3247,7 +3329,7 @@ type ShareRow struct {
 
 func (x *ShareRow) Reset() {
 	*x = ShareRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[40]
+	mi := &file_storage_v1_metadata_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3259,7 +3341,7 @@ func (x *ShareRow) String() string {
 func (*ShareRow) ProtoMessage() {}
 
 func (x *ShareRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[40]
+	mi := &file_storage_v1_metadata_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3272,7 +3354,7 @@ func (x *ShareRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareRow.ProtoReflect.Descriptor instead.
 func (*ShareRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{40}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *ShareRow) GetPartition() uint32 {
@@ -3405,22 +3487,28 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\x04away\x18\x04 \x01(\bR\x04away\"B\n" +
 	"\fSetAuthority\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
-	"\x03key\x18\x02 \x01(\fR\x03key\"o\n" +
+	"\x03key\x18\x02 \x01(\fR\x03key\"\xa0\x01\n" +
 	"\aAddNode\x12\x1d\n" +
 	"\n" +
 	"token_hash\x18\x01 \x01(\fR\ttokenHash\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\x04R\x04node\x121\n" +
-	"\aaddress\x18\x03 \x01(\v2\x17.storage.v1.NodeAddressR\aaddress\"q\n" +
+	"\aaddress\x18\x03 \x01(\v2\x17.storage.v1.NodeAddressR\aaddress\x12/\n" +
+	"\aearlier\x18\x04 \x03(\v2\x15.storage.v1.NodeStartR\aearlier\"\x85\x01\n" +
 	"\vNodeAddress\x12\x14\n" +
 	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x04R\x04boot\x12\x12\n" +
 	"\x04peer\x18\x03 \x01(\tR\x04peer\x12\x10\n" +
 	"\x03api\x18\x04 \x01(\tR\x03api\x12\x12\n" +
-	"\x04zone\x18\x05 \x01(\tR\x04zone\"S\n" +
+	"\x04zone\x18\x05 \x01(\tR\x04zone\x12\x12\n" +
+	"\x04life\x18\x06 \x01(\x04R\x04life\"3\n" +
+	"\tNodeStart\x12\x12\n" +
+	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x12\n" +
+	"\x04life\x18\x02 \x01(\x04R\x04life\"\x84\x01\n" +
 	"\n" +
 	"UpdateNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x04R\x04node\x121\n" +
-	"\aaddress\x18\x02 \x01(\v2\x17.storage.v1.NodeAddressR\aaddress\";\n" +
+	"\aaddress\x18\x02 \x01(\v2\x17.storage.v1.NodeAddressR\aaddress\x12/\n" +
+	"\aearlier\x18\x03 \x03(\v2\x15.storage.v1.NodeStartR\aearlier\";\n" +
 	"\tDrainNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x1a\n" +
 	"\bdraining\x18\x02 \x01(\bR\bdraining\"\x1e\n" +
@@ -3562,7 +3650,7 @@ func file_storage_v1_metadata_proto_rawDescGZIP() []byte {
 }
 
 var file_storage_v1_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_storage_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
+var file_storage_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
 var file_storage_v1_metadata_proto_goTypes = []any{
 	(Phase)(0),               // 0: storage.v1.Phase
 	(NodeState)(0),           // 1: storage.v1.NodeState
@@ -3587,29 +3675,30 @@ var file_storage_v1_metadata_proto_goTypes = []any{
 	(*SetAuthority)(nil),     // 20: storage.v1.SetAuthority
 	(*AddNode)(nil),          // 21: storage.v1.AddNode
 	(*NodeAddress)(nil),      // 22: storage.v1.NodeAddress
-	(*UpdateNode)(nil),       // 23: storage.v1.UpdateNode
-	(*DrainNode)(nil),        // 24: storage.v1.DrainNode
-	(*LoseNode)(nil),         // 25: storage.v1.LoseNode
-	(*RemoveNode)(nil),       // 26: storage.v1.RemoveNode
-	(*CreateJoinToken)(nil),  // 27: storage.v1.CreateJoinToken
-	(*PlaceReplicas)(nil),    // 28: storage.v1.PlaceReplicas
-	(*Placement)(nil),        // 29: storage.v1.Placement
-	(*SettleReplicas)(nil),   // 30: storage.v1.SettleReplicas
-	(*Settled)(nil),          // 31: storage.v1.Settled
-	(*LeftReplica)(nil),      // 32: storage.v1.LeftReplica
-	(*ClusterRow)(nil),       // 33: storage.v1.ClusterRow
-	(*AuthorityRow)(nil),     // 34: storage.v1.AuthorityRow
-	(*NodeRow)(nil),          // 35: storage.v1.NodeRow
-	(*JoinTokenRow)(nil),     // 36: storage.v1.JoinTokenRow
-	(*TopicRow)(nil),         // 37: storage.v1.TopicRow
-	(*PartitionRow)(nil),     // 38: storage.v1.PartitionRow
-	(*LeavingRow)(nil),       // 39: storage.v1.LeavingRow
-	(*GroupRow)(nil),         // 40: storage.v1.GroupRow
-	(*MemberRow)(nil),        // 41: storage.v1.MemberRow
-	(*ShareRow)(nil),         // 42: storage.v1.ShareRow
-	(*v1.TopicConfig)(nil),   // 43: strandmq.v1.TopicConfig
-	(*v1.GroupPolicy)(nil),   // 44: strandmq.v1.GroupPolicy
-	(*v1.StartPosition)(nil), // 45: strandmq.v1.StartPosition
+	(*NodeStart)(nil),        // 23: storage.v1.NodeStart
+	(*UpdateNode)(nil),       // 24: storage.v1.UpdateNode
+	(*DrainNode)(nil),        // 25: storage.v1.DrainNode
+	(*LoseNode)(nil),         // 26: storage.v1.LoseNode
+	(*RemoveNode)(nil),       // 27: storage.v1.RemoveNode
+	(*CreateJoinToken)(nil),  // 28: storage.v1.CreateJoinToken
+	(*PlaceReplicas)(nil),    // 29: storage.v1.PlaceReplicas
+	(*Placement)(nil),        // 30: storage.v1.Placement
+	(*SettleReplicas)(nil),   // 31: storage.v1.SettleReplicas
+	(*Settled)(nil),          // 32: storage.v1.Settled
+	(*LeftReplica)(nil),      // 33: storage.v1.LeftReplica
+	(*ClusterRow)(nil),       // 34: storage.v1.ClusterRow
+	(*AuthorityRow)(nil),     // 35: storage.v1.AuthorityRow
+	(*NodeRow)(nil),          // 36: storage.v1.NodeRow
+	(*JoinTokenRow)(nil),     // 37: storage.v1.JoinTokenRow
+	(*TopicRow)(nil),         // 38: storage.v1.TopicRow
+	(*PartitionRow)(nil),     // 39: storage.v1.PartitionRow
+	(*LeavingRow)(nil),       // 40: storage.v1.LeavingRow
+	(*GroupRow)(nil),         // 41: storage.v1.GroupRow
+	(*MemberRow)(nil),        // 42: storage.v1.MemberRow
+	(*ShareRow)(nil),         // 43: storage.v1.ShareRow
+	(*v1.TopicConfig)(nil),   // 44: strandmq.v1.TopicConfig
+	(*v1.GroupPolicy)(nil),   // 45: strandmq.v1.GroupPolicy
+	(*v1.StartPosition)(nil), // 46: strandmq.v1.StartPosition
 }
 var file_storage_v1_metadata_proto_depIdxs = []int32{
 	3,  // 0: storage.v1.MetadataCommand.bootstrap:type_name -> storage.v1.Bootstrap
@@ -3629,41 +3718,43 @@ var file_storage_v1_metadata_proto_depIdxs = []int32{
 	18, // 14: storage.v1.MetadataCommand.expire:type_name -> storage.v1.Expire
 	20, // 15: storage.v1.MetadataCommand.set_authority:type_name -> storage.v1.SetAuthority
 	21, // 16: storage.v1.MetadataCommand.add_node:type_name -> storage.v1.AddNode
-	23, // 17: storage.v1.MetadataCommand.update_node:type_name -> storage.v1.UpdateNode
-	24, // 18: storage.v1.MetadataCommand.drain_node:type_name -> storage.v1.DrainNode
-	25, // 19: storage.v1.MetadataCommand.lose_node:type_name -> storage.v1.LoseNode
-	26, // 20: storage.v1.MetadataCommand.remove_node:type_name -> storage.v1.RemoveNode
-	27, // 21: storage.v1.MetadataCommand.create_join_token:type_name -> storage.v1.CreateJoinToken
-	28, // 22: storage.v1.MetadataCommand.place_replicas:type_name -> storage.v1.PlaceReplicas
-	30, // 23: storage.v1.MetadataCommand.settle_replicas:type_name -> storage.v1.SettleReplicas
-	32, // 24: storage.v1.MetadataCommand.left_replica:type_name -> storage.v1.LeftReplica
-	43, // 25: storage.v1.CreateTopic.config:type_name -> strandmq.v1.TopicConfig
+	24, // 17: storage.v1.MetadataCommand.update_node:type_name -> storage.v1.UpdateNode
+	25, // 18: storage.v1.MetadataCommand.drain_node:type_name -> storage.v1.DrainNode
+	26, // 19: storage.v1.MetadataCommand.lose_node:type_name -> storage.v1.LoseNode
+	27, // 20: storage.v1.MetadataCommand.remove_node:type_name -> storage.v1.RemoveNode
+	28, // 21: storage.v1.MetadataCommand.create_join_token:type_name -> storage.v1.CreateJoinToken
+	29, // 22: storage.v1.MetadataCommand.place_replicas:type_name -> storage.v1.PlaceReplicas
+	31, // 23: storage.v1.MetadataCommand.settle_replicas:type_name -> storage.v1.SettleReplicas
+	33, // 24: storage.v1.MetadataCommand.left_replica:type_name -> storage.v1.LeftReplica
+	44, // 25: storage.v1.CreateTopic.config:type_name -> strandmq.v1.TopicConfig
 	5,  // 26: storage.v1.CreateTopic.placements:type_name -> storage.v1.NodeList
-	43, // 27: storage.v1.AlterTopic.config:type_name -> strandmq.v1.TopicConfig
-	44, // 28: storage.v1.CreateGroup.policy:type_name -> strandmq.v1.GroupPolicy
-	45, // 29: storage.v1.CreateGroup.start:type_name -> strandmq.v1.StartPosition
-	44, // 30: storage.v1.AlterGroup.policy:type_name -> strandmq.v1.GroupPolicy
+	44, // 27: storage.v1.AlterTopic.config:type_name -> strandmq.v1.TopicConfig
+	45, // 28: storage.v1.CreateGroup.policy:type_name -> strandmq.v1.GroupPolicy
+	46, // 29: storage.v1.CreateGroup.start:type_name -> strandmq.v1.StartPosition
+	45, // 30: storage.v1.AlterGroup.policy:type_name -> strandmq.v1.GroupPolicy
 	19, // 31: storage.v1.Expire.sessions:type_name -> storage.v1.SessionRef
 	22, // 32: storage.v1.AddNode.address:type_name -> storage.v1.NodeAddress
-	22, // 33: storage.v1.UpdateNode.address:type_name -> storage.v1.NodeAddress
-	29, // 34: storage.v1.PlaceReplicas.placements:type_name -> storage.v1.Placement
-	31, // 35: storage.v1.SettleReplicas.settled:type_name -> storage.v1.Settled
-	38, // 36: storage.v1.ClusterRow.metadata:type_name -> storage.v1.PartitionRow
-	1,  // 37: storage.v1.NodeRow.state:type_name -> storage.v1.NodeState
-	22, // 38: storage.v1.NodeRow.address:type_name -> storage.v1.NodeAddress
-	0,  // 39: storage.v1.TopicRow.phase:type_name -> storage.v1.Phase
-	38, // 40: storage.v1.TopicRow.partitions:type_name -> storage.v1.PartitionRow
-	43, // 41: storage.v1.TopicRow.config:type_name -> strandmq.v1.TopicConfig
-	39, // 42: storage.v1.PartitionRow.leaving:type_name -> storage.v1.LeavingRow
-	0,  // 43: storage.v1.GroupRow.phase:type_name -> storage.v1.Phase
-	44, // 44: storage.v1.GroupRow.policy:type_name -> strandmq.v1.GroupPolicy
-	45, // 45: storage.v1.GroupRow.start:type_name -> strandmq.v1.StartPosition
-	42, // 46: storage.v1.MemberRow.shares:type_name -> storage.v1.ShareRow
-	47, // [47:47] is the sub-list for method output_type
-	47, // [47:47] is the sub-list for method input_type
-	47, // [47:47] is the sub-list for extension type_name
-	47, // [47:47] is the sub-list for extension extendee
-	0,  // [0:47] is the sub-list for field type_name
+	23, // 33: storage.v1.AddNode.earlier:type_name -> storage.v1.NodeStart
+	22, // 34: storage.v1.UpdateNode.address:type_name -> storage.v1.NodeAddress
+	23, // 35: storage.v1.UpdateNode.earlier:type_name -> storage.v1.NodeStart
+	30, // 36: storage.v1.PlaceReplicas.placements:type_name -> storage.v1.Placement
+	32, // 37: storage.v1.SettleReplicas.settled:type_name -> storage.v1.Settled
+	39, // 38: storage.v1.ClusterRow.metadata:type_name -> storage.v1.PartitionRow
+	1,  // 39: storage.v1.NodeRow.state:type_name -> storage.v1.NodeState
+	22, // 40: storage.v1.NodeRow.address:type_name -> storage.v1.NodeAddress
+	0,  // 41: storage.v1.TopicRow.phase:type_name -> storage.v1.Phase
+	39, // 42: storage.v1.TopicRow.partitions:type_name -> storage.v1.PartitionRow
+	44, // 43: storage.v1.TopicRow.config:type_name -> strandmq.v1.TopicConfig
+	40, // 44: storage.v1.PartitionRow.leaving:type_name -> storage.v1.LeavingRow
+	0,  // 45: storage.v1.GroupRow.phase:type_name -> storage.v1.Phase
+	45, // 46: storage.v1.GroupRow.policy:type_name -> strandmq.v1.GroupPolicy
+	46, // 47: storage.v1.GroupRow.start:type_name -> strandmq.v1.StartPosition
+	43, // 48: storage.v1.MemberRow.shares:type_name -> storage.v1.ShareRow
+	49, // [49:49] is the sub-list for method output_type
+	49, // [49:49] is the sub-list for method input_type
+	49, // [49:49] is the sub-list for extension type_name
+	49, // [49:49] is the sub-list for extension extendee
+	0,  // [0:49] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_metadata_proto_init() }
@@ -3704,7 +3795,7 @@ func file_storage_v1_metadata_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_metadata_proto_rawDesc), len(file_storage_v1_metadata_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   41,
+			NumMessages:   42,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
