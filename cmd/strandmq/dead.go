@@ -110,7 +110,7 @@ func (a *app) deadList() *cobra.Command {
 				return err
 			}
 			all.DeadLetters = append(all.DeadLetters, res.GetDeadLetters()...)
-			all.LeftOut = res.GetLeftOut()
+			all.LeftOut, all.Behind = res.GetLeftOut(), res.GetBehind()
 			all.NextPageToken, all.Total = res.GetNextPageToken(), res.GetTotal()
 			if res.GetNextPageToken() == "" {
 				break

@@ -293,7 +293,7 @@ func (a *app) groupList() *cobra.Command {
 					count = func(n uint64) string { return strconv.FormatUint(n, 10) + " + ?" }
 				}
 				if left := g.GetLeftOut(); len(left) > 0 {
-					state += ", damaged: " + leftOutText(left)
+					state += ", " + stoppedWord(left[0].GetProblem().GetReason()) + ": " + leftOutText(left)
 				}
 				t.Add(g.GetGroup().GetTopic(), g.GetGroup().GetName(), modeText(g.GetGroup().GetPolicy().GetMode()), state,
 					g.GetMembers(), count(n.GetLag()), count(n.GetInFlight()), count(n.GetDead()), count(n.GetAcked()))
@@ -341,7 +341,13 @@ func (a *app) groupDescription(res *strandmqv1.DescribeGroupResponse) error {
 	}
 	for _, p := range res.GetPartitions() {
 		if p.GetCounts() == nil {
-			counts.Add(p.GetPartition(), "damaged", "?", "?", "?", "?", "?", "?", "?", "?", "?", "?", "?", "?")
+			word := "damaged"
+			for _, l := range res.GetLeftOut() {
+				if l.GetPartition() == p.GetPartition() {
+					word = stoppedWord(l.GetProblem().GetReason())
+				}
+			}
+			counts.Add(p.GetPartition(), word, "?", "?", "?", "?", "?", "?", "?", "?", "?", "?", "?", "?")
 			continue
 		}
 		add(p.GetPartition(), p.GetFloor(), p.GetScanned(), p.GetEnd(), p.GetCounts())

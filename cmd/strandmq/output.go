@@ -52,6 +52,9 @@ func (a *app) printTable(t *table.Table, none string) error {
 
 // show prints an answer: as JSON for programs, else by fn.
 func (a *app) show(m proto.Message, fn func() error) error {
+	if r, ok := m.(interface{ GetBehind() string }); ok && r.GetBehind() != "" {
+		defer func() { a.talk("note: %s", plain.Text(r.GetBehind())) }()
+	}
 	if a.json() {
 		return a.printJSON(m)
 	}

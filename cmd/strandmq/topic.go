@@ -221,7 +221,7 @@ them leads it, and what is wrong, if anything is.`,
 					held += ": " + quantity.RoughSize(p.GetHeldBytes())
 				}
 				if p.StartOffset == nil { // it stopped: nothing is known, and nothing is 0
-					t.Add(p.GetPartition(), "damaged", "?", "?", "?", "?", "?", "?", orDash(nodeList(p.GetNodes())), "?", orDash(p.GetFault()))
+					t.Add(p.GetPartition(), stoppedWord(p.GetFaultReason()), "?", "?", "?", "?", "?", "?", orDash(nodeList(p.GetNodes())), "?", orDash(p.GetFault()))
 					continue
 				}
 				t.Add(p.GetPartition(), p.GetStartOffset(), p.GetEndOffset(), p.GetEndOffset()-p.GetStartOffset(),
@@ -230,6 +230,15 @@ them leads it, and what is wrong, if anything is.`,
 			return a.printTable(&t, "")
 		})
 	})
+}
+
+// stoppedWord is what to call a partition that cannot be asked.
+func stoppedWord(reason string) string {
+	switch reason {
+	case "", "PARTITION_DAMAGED", "NEWER_FORMAT":
+		return "damaged"
+	}
+	return "away"
 }
 
 func placedText(p *strandmqv1.PartitionInfo) string {

@@ -18,6 +18,9 @@ type clusterAPI struct{ b *Broker }
 // DescribeCluster gives the nodes and what is on the move.
 func (a clusterAPI) DescribeCluster(context.Context, *strandmqv1.DescribeClusterRequest) (*strandmqv1.DescribeClusterResponse, error) {
 	m := a.b.coord.View()
+	if len(a.b.missing(partition.Metadata)) > 0 {
+		return a.b.clusterHere(m), nil
+	}
 	res := &strandmqv1.DescribeClusterResponse{Cluster: m.Cluster.ID, Moving: movingProto(m), Stuck: stuckProto(m, a.b.coord.Plan().Stuck)}
 	held := m.Held()
 	for n := range m.Nodes() {
@@ -26,6 +29,23 @@ func (a clusterAPI) DescribeCluster(context.Context, *strandmqv1.DescribeCluster
 		}
 	}
 	return res, nil
+}
+
+// clusterHere is the cluster as this node knows it, while nobody leads the metadata
+// log.
+func (b *Broker) clusterHere(m *coordinator.Map) *strandmqv1.DescribeClusterResponse {
+	_, h := maybeBehind(context.Background())
+	h.note(partition.Metadata)
+	res := &strandmqv1.DescribeClusterResponse{Cluster: m.Cluster.ID, Moving: movingProto(m), Behind: h.words(b)}
+	held := m.Held()
+	for n := range m.Nodes() {
+		if n.State != coordinator.Removed {
+			out := b.nodeProto(n, held[n.ID])
+			b.seen(out)
+			res.Nodes = append(res.Nodes, out)
+		}
+	}
+	return res
 }
 
 // tokenTime is how long a join token can be used unless the caller says.

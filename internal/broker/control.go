@@ -62,7 +62,8 @@ func (b *Broker) LeadMetadata(ctx context.Context) error {
 func (b *Broker) control(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		// What far is stands fast when the node is ready.
-		if !passed[r.URL.Path] || b.ready() != nil || b.far == nil || b.far.here(partition.Metadata) {
+		if !passed[r.URL.Path] || b.ready() != nil || b.far == nil || b.far.here(partition.Metadata) ||
+			looking[r.URL.Path] && len(b.missing(partition.Metadata)) > 0 {
 			next.ServeHTTP(w, r)
 			return
 		}

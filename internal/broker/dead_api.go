@@ -41,6 +41,7 @@ func (a deadAPI) ListDeadLetters(ctx context.Context, req *strandmqv1.ListDeadLe
 	if err != nil {
 		return nil, err
 	}
+	ctx, held := maybeBehind(ctx)
 	states, r, err := a.b.statesOfRest(ctx, t.Topic, g)
 	if err != nil {
 		return nil, err
@@ -49,7 +50,7 @@ func (a deadAPI) ListDeadLetters(ctx context.Context, req *strandmqv1.ListDeadLe
 		return nil, r.refusal()
 	}
 	res := &strandmqv1.ListDeadLettersResponse{}
-	defer func() { res.LeftOut = r.out }() // one may stop while it is read
+	defer func() { res.LeftOut, res.Behind = r.out, held.words(a.b) }() // one may stop while it is read
 	for _, s := range states {
 		res.Total += s.Counts.Dead + s.Counts.Replaying
 	}
@@ -88,6 +89,7 @@ func (a deadAPI) GetDeadLetter(ctx context.Context, req *strandmqv1.GetDeadLette
 	if r := checkFormat(req.GetBodyFormat()); r != nil {
 		return nil, r
 	}
+	ctx, held := maybeBehind(ctx)
 	var where []place
 	switch which := req.GetWhich().GetWhich().(type) {
 	case *strandmqv1.DeadLetterSelector_Id:
@@ -112,7 +114,7 @@ func (a deadAPI) GetDeadLetter(ctx context.Context, req *strandmqv1.GetDeadLette
 		if err != nil {
 			return nil, err
 		}
-		return &strandmqv1.GetDeadLetterResponse{DeadLetter: deadLetterProto(t, g, d, req.GetBodyFormat(), true)}, nil
+		return &strandmqv1.GetDeadLetterResponse{DeadLetter: deadLetterProto(t, g, d, req.GetBodyFormat(), true), Behind: held.words(a.b)}, nil
 	}
 	return nil, notDead("group " + g.Name + " has no such dead letter")
 }

@@ -206,27 +206,27 @@ func refused(id partition.PartitionID, err error) error {
 
 // Info implements partitionReader.
 func (d *dispatch) Info(ctx context.Context, id partition.PartitionID) (partitionInfo, error) {
-	return ask(ctx, d, id, true, func(a asked) (partitionInfo, error) { return a.Info(ctx, id) })
+	return look(ctx, d, id, func(a asked) (partitionInfo, error) { return a.Info(ctx, id) })
 }
 
 // Position implements partitionReader.
 func (d *dispatch) Position(ctx context.Context, id partition.PartitionID) (partition.Position, error) {
-	return ask(ctx, d, id, true, func(a asked) (partition.Position, error) { return a.Position(ctx, id) })
+	return look(ctx, d, id, func(a asked) (partition.Position, error) { return a.Position(ctx, id) })
 }
 
 // OffsetAt implements partitionReader.
 func (d *dispatch) OffsetAt(ctx context.Context, id partition.PartitionID, t partition.Millis) (partition.Offset, error) {
-	return ask(ctx, d, id, true, func(a asked) (partition.Offset, error) { return a.OffsetAt(ctx, id, t) })
+	return look(ctx, d, id, func(a asked) (partition.Offset, error) { return a.OffsetAt(ctx, id, t) })
 }
 
 // FindByMessageID implements partitionReader.
 func (d *dispatch) FindByMessageID(ctx context.Context, id partition.PartitionID, messageID string) ([]partition.Offset, error) {
-	return ask(ctx, d, id, true, func(a asked) ([]partition.Offset, error) { return a.FindByMessageID(ctx, id, messageID) })
+	return look(ctx, d, id, func(a asked) ([]partition.Offset, error) { return a.FindByMessageID(ctx, id, messageID) })
 }
 
 // Life implements partitionReader.
 func (d *dispatch) Life(ctx context.Context, id partition.PartitionID, o partition.Offset) (life, error) {
-	return ask(ctx, d, id, true, func(a asked) (life, error) { return a.Life(ctx, id, o) })
+	return look(ctx, d, id, func(a asked) (life, error) { return a.Life(ctx, id, o) })
 }
 
 type nothing struct{}
@@ -255,7 +255,7 @@ func (d *dispatch) Reset(ctx context.Context, id partition.PartitionID, g consum
 
 // Stats implements groupKeeper.
 func (d *dispatch) Stats(ctx context.Context, id partition.PartitionID, g consumer.GroupID) (groupState, error) {
-	return ask(ctx, d, id, true, func(a asked) (groupState, error) { return a.Stats(ctx, id, g) })
+	return look(ctx, d, id, func(a asked) (groupState, error) { return a.Stats(ctx, id, g) })
 }
 
 // EndSession implements groupKeeper.
@@ -268,17 +268,17 @@ func (d *dispatch) EndSession(ctx context.Context, id partition.PartitionID, g c
 
 // DeadLetters implements deadKeeper.
 func (d *dispatch) DeadLetters(ctx context.Context, id partition.PartitionID, g consumer.GroupID, from partition.Offset, most int) ([]consumer.DeadLetter, error) {
-	return ask(ctx, d, id, true, func(a asked) ([]consumer.DeadLetter, error) { return a.DeadLetters(ctx, id, g, from, most) })
+	return look(ctx, d, id, func(a asked) ([]consumer.DeadLetter, error) { return a.DeadLetters(ctx, id, g, from, most) })
 }
 
 // DeadLetter implements deadKeeper.
 func (d *dispatch) DeadLetter(ctx context.Context, id partition.PartitionID, g consumer.GroupID, o partition.Offset) (consumer.DeadLetter, error) {
-	return ask(ctx, d, id, true, func(a asked) (consumer.DeadLetter, error) { return a.DeadLetter(ctx, id, g, o) })
+	return look(ctx, d, id, func(a asked) (consumer.DeadLetter, error) { return a.DeadLetter(ctx, id, g, o) })
 }
 
 // CopiesOf implements deadKeeper.
 func (d *dispatch) CopiesOf(ctx context.Context, id partition.PartitionID, g consumer.GroupID, messageID string) ([]partition.Offset, error) {
-	return ask(ctx, d, id, true, func(a asked) ([]partition.Offset, error) { return a.CopiesOf(ctx, id, g, messageID) })
+	return look(ctx, d, id, func(a asked) ([]partition.Offset, error) { return a.CopiesOf(ctx, id, g, messageID) })
 }
 
 // Replay implements deadKeeper. Done twice it adds nothing, and counts otherwise.

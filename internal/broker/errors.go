@@ -105,6 +105,7 @@ var table = []row{
 	{"TOO_MANY_STREAMS", "resource_exhausted", "The streams that are open hold all the memory that streams may hold.", "Close some, or give the broker more (--stream-memory); then open the stream again."},
 	{"BUSY", "resource_exhausted", "Too many requests are being read at once.", "Wait retry_after_ms and send it again."},
 	{"NOT_LEADER", "unavailable", "The partition has no leader on this node at the moment.", "Wait retry_after_ms and send it again."},
+	{"NO_QUORUM", "unavailable", "Too few of the nodes that have a replica of the partition, or of the cluster's metadata, are there. Nothing was done. What only looks is answered from what the asked node holds.", "Bring nodes back: it goes on when a majority is there. The message names those that are missing."},
 	{"IN_PROGRESS", "unavailable", "The topic or group is being created or deleted.", "Wait retry_after_ms and send it again."},
 	{"CONFLICT", "aborted", "Others kept changing the same thing at the same time.", "Look at it and try again."},
 	{"SUPERSEDED", "aborted", "The same request, by its request id, was asked again while this call waited; the later call gets the deliveries.", "Nothing, if the later call is yours; else give each call a request id of its own."},

@@ -55,6 +55,7 @@ func (a groupAPI) ListGroups(ctx context.Context, req *strandmqv1.ListGroupsRequ
 			}
 		}
 	}
+	ctx, held := maybeBehind(ctx)
 	res := &strandmqv1.ListGroupsResponse{}
 	for _, t := range list {
 		for g := range t.Groups() {
@@ -72,6 +73,7 @@ func (a groupAPI) ListGroups(ctx context.Context, req *strandmqv1.ListGroupsRequ
 			res.Groups = append(res.Groups, line)
 		}
 	}
+	res.Behind = held.words(a.b)
 	return res, nil
 }
 
@@ -81,11 +83,15 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 	if err != nil {
 		return nil, err
 	}
+	ctx, held := maybeBehind(ctx)
+	if len(a.b.missing(partition.Metadata)) > 0 {
+		held.note(partition.Metadata)
+	}
 	states, r, err := a.b.statesOfRest(ctx, t.Topic, g)
 	if err != nil {
 		return nil, err
 	}
-	res := &strandmqv1.DescribeGroupResponse{Group: groupProto(t.Name, g), Counts: sum(states, r), LeftOut: r.out}
+	res := &strandmqv1.DescribeGroupResponse{Group: groupProto(t.Name, g), Counts: sum(states, r), LeftOut: r.out, Behind: held.words(a.b)}
 	holds := map[string]uint64{}
 	for i, s := range states {
 		out := &strandmqv1.GroupPartition{

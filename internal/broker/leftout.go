@@ -15,7 +15,11 @@ import (
 // stopped. One that is damaged must not keep the others from being read, asked
 // or told anything.
 type leftOut struct {
-	b   *Broker
+	b *Broker
+	// looks: the call only looks, and does without partitions that too few nodes are
+	// there for, too.
+	looks bool
+
 	mu  sync.Mutex
 	out []*strandmqv1.LeftOut // guarded by mu: by partition
 }
@@ -23,7 +27,7 @@ type leftOut struct {
 // without is nil for the error of a partition that stopped, which it notes, and
 // every other error as it is.
 func (r *leftOut) without(number int, err error) error {
-	if !errors.As(err, new(*partition.ErrDamaged)) {
+	if !errors.As(err, new(*partition.ErrDamaged)) && !(r.looks && err != nil && r.b.noQuorum(err) != nil) {
 		return err
 	}
 	r.mu.Lock()
@@ -52,6 +56,7 @@ func (r *leftOut) refusal() error {
 
 // each is the function each for the partitions that work, and notes the others.
 func (r *leftOut) each(ctx context.Context, t *coordinator.Topic, fn func(ctx context.Context, i int, id partition.PartitionID) error) error {
+	r.looks = ctx.Value(behindKey{}) != nil
 	return each(ctx, t, func(ctx context.Context, i int, id partition.PartitionID) error {
 		return r.without(i, fn(ctx, i, id))
 	})

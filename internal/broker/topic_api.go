@@ -5,6 +5,7 @@ import (
 
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -45,8 +46,10 @@ func (a topicAPI) DescribeTopic(ctx context.Context, req *strandmqv1.DescribeTop
 	if err != nil {
 		return nil, err
 	}
-	res := &strandmqv1.DescribeTopicResponse{Topic: topicProto(t.Topic)}
-	for i, p := range t.Partitions {
+	ctx, held := maybeBehind(ctx)
+	res := &strandmqv1.DescribeTopicResponse{Topic: topicProto(t.Topic), Partitions: make([]*strandmqv1.PartitionInfo, len(t.Partitions))}
+	err = each(ctx, t.Topic, func(ctx context.Context, i int, id partition.PartitionID) error {
+		p := &t.Partitions[i]
 		out := &strandmqv1.PartitionInfo{Partition: uint32(i), HashFirst: p.Range.First, HashLast: p.Range.Last, Moving: p.Moving()}
 		for _, n := range p.Nodes() {
 			out.Nodes = append(out.Nodes, uint64(n))
@@ -55,9 +58,10 @@ func (a topicAPI) DescribeTopic(ctx context.Context, req *strandmqv1.DescribeTop
 		// had read anything, and then all would be 0.
 		switch info, err := a.b.parts.Info(ctx, p.ID); {
 		case err != nil:
-			out.Fault = a.b.explain(err).text
+			told := a.b.explain(err)
+			out.Fault, out.FaultReason = told.text, told.reason
 		case info.Fault != "":
-			out.Fault = info.Fault
+			out.Fault, out.FaultReason = info.Fault, "PARTITION_DAMAGED"
 		default:
 			out.StartOffset, out.EndOffset = new(uint64(info.Position.Start)), new(uint64(info.Position.End))
 			out.Bytes, out.Duplicates = new(info.Bytes), new(info.Duplicates)
@@ -66,9 +70,18 @@ func (a topicAPI) DescribeTopic(ctx context.Context, req *strandmqv1.DescribeTop
 			if info.heldBy != 0 {
 				out.HeldBy, out.HeldBytes = a.b.groupName(info.heldBy), info.heldBytes
 			}
+			if held.of(id) {
+				told := a.b.explain(notLed(id))
+				out.Leader, out.Fault, out.FaultReason = 0, told.text, told.reason
+			}
 		}
-		res.Partitions = append(res.Partitions, out)
+		res.Partitions[i] = out
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
+	res.Behind = held.words(a.b)
 	for g := range t.Groups() {
 		if g.Phase == coordinator.Ready {
 			res.Groups = append(res.Groups, g.Name)

@@ -29,6 +29,7 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 	if err != nil {
 		return nil, err
 	}
+	ctx, held := maybeBehind(ctx)
 	var where []place
 	switch which := req.GetWhich().(type) {
 	case *strandmqv1.TraceRequest_Id:
@@ -65,6 +66,7 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 		}
 		res.Messages = append(res.Messages, m)
 	}
+	res.Behind = held.words(a.b)
 	return res, nil
 }
 

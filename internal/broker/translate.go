@@ -41,7 +41,15 @@ func (x explainer) sequence(n uint64) uint64 {
 }
 
 // explain translates an error for a caller.
-func (b *Broker) explain(err error) *refusal { return explainer{b.partitionName, true}.translate(err) }
+func (b *Broker) explain(err error) *refusal {
+	r := explainer{b.partitionName, true}.translate(err)
+	if r.reason == "NOT_LEADER" {
+		if lost := b.noQuorum(err); lost != nil {
+			return lost
+		}
+	}
+	return r
+}
 
 // partitionName is a partition by its topic and its number there.
 func (b *Broker) partitionName(id partition.PartitionID) string {

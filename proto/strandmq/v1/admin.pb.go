@@ -670,7 +670,10 @@ type DescribeTopicResponse struct {
 	// Its partitions in order.
 	Partitions []*PartitionInfo `protobuf:"bytes,2,rep,name=partitions,proto3" json:"partitions,omitempty"`
 	// Its groups by name.
-	Groups        []string `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	Groups []string `protobuf:"bytes,3,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says of what, and which nodes are missing.
+	Behind        string `protobuf:"bytes,4,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -726,6 +729,13 @@ func (x *DescribeTopicResponse) GetGroups() []string {
 	return nil
 }
 
+func (x *DescribeTopicResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
+}
+
 // PartitionInfo is the state of one partition. Of one with a fault, what is not
 // known is not set.
 type PartitionInfo struct {
@@ -758,7 +768,9 @@ type PartitionInfo struct {
 	// The node that leads it; 0: none is known.
 	Leader uint64 `protobuf:"varint,13,opt,name=leader,proto3" json:"leader,omitempty"`
 	// It is not yet on those nodes as it should be.
-	Moving        bool `protobuf:"varint,14,opt,name=moving,proto3" json:"moving,omitempty"`
+	Moving bool `protobuf:"varint,14,opt,name=moving,proto3" json:"moving,omitempty"`
+	// The reason of the fault, of docs/errors.md, where it has one.
+	FaultReason   string `protobuf:"bytes,15,opt,name=fault_reason,json=faultReason,proto3" json:"fault_reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -889,6 +901,13 @@ func (x *PartitionInfo) GetMoving() bool {
 		return x.Moving
 	}
 	return false
+}
+
+func (x *PartitionInfo) GetFaultReason() string {
+	if x != nil {
+		return x.FaultReason
+	}
+	return ""
 }
 
 // LeftOut is a partition that stopped, so that an answer is without it.
@@ -1761,7 +1780,10 @@ func (x *ListGroupsRequest) GetTopic() string {
 type ListGroupsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The groups by topic and name.
-	Groups        []*GroupSummary `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	Groups []*GroupSummary `protobuf:"bytes,1,rep,name=groups,proto3" json:"groups,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says of what, and which nodes are missing.
+	Behind        string `protobuf:"bytes,2,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1801,6 +1823,13 @@ func (x *ListGroupsResponse) GetGroups() []*GroupSummary {
 		return x.Groups
 	}
 	return nil
+}
+
+func (x *ListGroupsResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
 }
 
 // GroupSummary is one line of a list.
@@ -2099,7 +2128,10 @@ type DescribeGroupResponse struct {
 	// The members with a session.
 	Members []*Member `protobuf:"bytes,4,rep,name=members,proto3" json:"members,omitempty"`
 	// Partitions whose counts are not known.
-	LeftOut       []*LeftOut `protobuf:"bytes,5,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	LeftOut []*LeftOut `protobuf:"bytes,5,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says of what, and which nodes are missing.
+	Behind        string `protobuf:"bytes,6,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2167,6 +2199,13 @@ func (x *DescribeGroupResponse) GetLeftOut() []*LeftOut {
 		return x.LeftOut
 	}
 	return nil
+}
+
+func (x *DescribeGroupResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
 }
 
 // GroupPartition is a group in one partition, at one position of its log. Of a
@@ -3882,7 +3921,10 @@ type ListDeadLettersResponse struct {
 	// How many the group has in all partitions but those left out.
 	Total uint64 `protobuf:"varint,3,opt,name=total,proto3" json:"total,omitempty"`
 	// Partitions whose dead letters cannot be read.
-	LeftOut       []*LeftOut `protobuf:"bytes,4,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	LeftOut []*LeftOut `protobuf:"bytes,4,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says of what, and which nodes are missing.
+	Behind        string `protobuf:"bytes,5,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3943,6 +3985,13 @@ func (x *ListDeadLettersResponse) GetLeftOut() []*LeftOut {
 		return x.LeftOut
 	}
 	return nil
+}
+
+func (x *ListDeadLettersResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
 }
 
 // GetDeadLetterRequest names one.
@@ -4022,7 +4071,10 @@ func (x *GetDeadLetterRequest) GetBodyFormat() BodyFormat {
 type GetDeadLetterResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The dead letter.
-	DeadLetter    *DeadLetter `protobuf:"bytes,1,opt,name=dead_letter,json=deadLetter,proto3" json:"dead_letter,omitempty"`
+	DeadLetter *DeadLetter `protobuf:"bytes,1,opt,name=dead_letter,json=deadLetter,proto3" json:"dead_letter,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says of what, and which nodes are missing.
+	Behind        string `protobuf:"bytes,2,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4062,6 +4114,13 @@ func (x *GetDeadLetterResponse) GetDeadLetter() *DeadLetter {
 		return x.DeadLetter
 	}
 	return nil
+}
+
+func (x *GetDeadLetterResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
 }
 
 // ReplayDeadLettersRequest picks what to replay.
@@ -4420,7 +4479,10 @@ func (*TraceRequest_Place) isTraceRequest_Which() {}
 type TraceResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The messages.
-	Messages      []*MessageTrace `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	Messages []*MessageTrace `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says of what, and which nodes are missing.
+	Behind        string `protobuf:"bytes,2,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4460,6 +4522,13 @@ func (x *TraceResponse) GetMessages() []*MessageTrace {
 		return x.Messages
 	}
 	return nil
+}
+
+func (x *TraceResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
 }
 
 // MessageTrace is one message's life.
@@ -5357,13 +5426,14 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x12ListTopicsResponse\x12*\n" +
 	"\x06topics\x18\x01 \x03(\v2\x12.strandmq.v1.TopicR\x06topics\",\n" +
 	"\x14DescribeTopicRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\"\x95\x01\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xad\x01\n" +
 	"\x15DescribeTopicResponse\x12(\n" +
 	"\x05topic\x18\x01 \x01(\v2\x12.strandmq.v1.TopicR\x05topic\x12:\n" +
 	"\n" +
 	"partitions\x18\x02 \x03(\v2\x1a.strandmq.v1.PartitionInfoR\n" +
 	"partitions\x12\x16\n" +
-	"\x06groups\x18\x03 \x03(\tR\x06groups\"\xf6\x03\n" +
+	"\x06groups\x18\x03 \x03(\tR\x06groups\x12\x16\n" +
+	"\x06behind\x18\x04 \x01(\tR\x06behind\"\x99\x04\n" +
 	"\rPartitionInfo\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12&\n" +
 	"\fstart_offset\x18\x02 \x01(\x04H\x00R\vstartOffset\x88\x01\x01\x12\"\n" +
@@ -5384,7 +5454,8 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"held_bytes\x18\v \x01(\x04R\theldBytes\x12\x14\n" +
 	"\x05nodes\x18\f \x03(\x04R\x05nodes\x12\x16\n" +
 	"\x06leader\x18\r \x01(\x04R\x06leader\x12\x16\n" +
-	"\x06moving\x18\x0e \x01(\bR\x06movingB\x0f\n" +
+	"\x06moving\x18\x0e \x01(\bR\x06moving\x12!\n" +
+	"\ffault_reason\x18\x0f \x01(\tR\vfaultReasonB\x0f\n" +
 	"\r_start_offsetB\r\n" +
 	"\v_end_offsetB\b\n" +
 	"\x06_bytesB\r\n" +
@@ -5462,9 +5533,10 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x06paused\x18\x04 \x01(\bR\x06paused\x124\n" +
 	"\acreated\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\acreated\")\n" +
 	"\x11ListGroupsRequest\x12\x14\n" +
-	"\x05topic\x18\x01 \x01(\tR\x05topic\"G\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\"_\n" +
 	"\x12ListGroupsResponse\x121\n" +
-	"\x06groups\x18\x01 \x03(\v2\x19.strandmq.v1.GroupSummaryR\x06groups\"\xb5\x01\n" +
+	"\x06groups\x18\x01 \x03(\v2\x19.strandmq.v1.GroupSummaryR\x06groups\x12\x16\n" +
+	"\x06behind\x18\x02 \x01(\tR\x06behind\"\xb5\x01\n" +
 	"\fGroupSummary\x12(\n" +
 	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x120\n" +
 	"\x06counts\x18\x02 \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12\x18\n" +
@@ -5490,7 +5562,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\aexpired\x18\r \x01(\x04R\aexpired\"B\n" +
 	"\x14DescribeGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\"\x90\x02\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"\xa8\x02\n" +
 	"\x15DescribeGroupResponse\x12(\n" +
 	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x120\n" +
 	"\x06counts\x18\x02 \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12;\n" +
@@ -5498,7 +5570,8 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"partitions\x18\x03 \x03(\v2\x1b.strandmq.v1.GroupPartitionR\n" +
 	"partitions\x12-\n" +
 	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\x12/\n" +
-	"\bleft_out\x18\x05 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xc4\x05\n" +
+	"\bleft_out\x18\x05 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\x12\x16\n" +
+	"\x06behind\x18\x06 \x01(\tR\x06behind\"\xc4\x05\n" +
 	"\x0eGroupPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12 \n" +
 	"\tlog_index\x18\x02 \x01(\x04H\x00R\blogIndex\x88\x01\x01\x12\x19\n" +
@@ -5645,21 +5718,23 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"page_token\x18\x04 \x01(\tR\tpageToken\x128\n" +
 	"\vbody_format\x18\x05 \x01(\x0e2\x17.strandmq.v1.BodyFormatR\n" +
-	"bodyFormat\"\xc4\x01\n" +
+	"bodyFormat\"\xdc\x01\n" +
 	"\x17ListDeadLettersResponse\x12:\n" +
 	"\fdead_letters\x18\x01 \x03(\v2\x17.strandmq.v1.DeadLetterR\vdeadLetters\x12&\n" +
 	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\x12\x14\n" +
 	"\x05total\x18\x03 \x01(\x04R\x05total\x12/\n" +
-	"\bleft_out\x18\x04 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xb3\x01\n" +
+	"\bleft_out\x18\x04 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\x12\x16\n" +
+	"\x06behind\x18\x05 \x01(\tR\x06behind\"\xb3\x01\n" +
 	"\x14GetDeadLetterRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x125\n" +
 	"\x05which\x18\x03 \x01(\v2\x1f.strandmq.v1.DeadLetterSelectorR\x05which\x128\n" +
 	"\vbody_format\x18\x04 \x01(\x0e2\x17.strandmq.v1.BodyFormatR\n" +
-	"bodyFormat\"Q\n" +
+	"bodyFormat\"i\n" +
 	"\x15GetDeadLetterResponse\x128\n" +
 	"\vdead_letter\x18\x01 \x01(\v2\x17.strandmq.v1.DeadLetterR\n" +
-	"deadLetter\"}\n" +
+	"deadLetter\x12\x16\n" +
+	"\x06behind\x18\x02 \x01(\tR\x06behind\"}\n" +
 	"\x18ReplayDeadLettersRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x125\n" +
@@ -5680,9 +5755,10 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x10\n" +
 	"\x02id\x18\x02 \x01(\tH\x00R\x02id\x121\n" +
 	"\x05place\x18\x03 \x01(\v2\x19.strandmq.v1.MessagePlaceH\x00R\x05placeB\a\n" +
-	"\x05which\"F\n" +
+	"\x05which\"^\n" +
 	"\rTraceResponse\x125\n" +
-	"\bmessages\x18\x01 \x03(\v2\x19.strandmq.v1.MessageTraceR\bmessages\"\xf4\x01\n" +
+	"\bmessages\x18\x01 \x03(\v2\x19.strandmq.v1.MessageTraceR\bmessages\x12\x16\n" +
+	"\x06behind\x18\x02 \x01(\tR\x06behind\"\xf4\x01\n" +
 	"\fMessageTrace\x12.\n" +
 	"\amessage\x18\x01 \x01(\v2\x14.strandmq.v1.MessageR\amessage\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x16\n" +

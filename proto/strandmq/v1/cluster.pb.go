@@ -130,7 +130,10 @@ type DescribeClusterResponse struct {
 	// Partitions that are not yet where they are wanted.
 	Moving []*PartitionMove `protobuf:"bytes,3,rep,name=moving,proto3" json:"moving,omitempty"`
 	// Partitions that should move and cannot.
-	Stuck         []*StuckPartition `protobuf:"bytes,4,rep,name=stuck,proto3" json:"stuck,omitempty"`
+	Stuck []*StuckPartition `protobuf:"bytes,4,rep,name=stuck,proto3" json:"stuck,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says of what, and which nodes are missing.
+	Behind        string `protobuf:"bytes,5,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -191,6 +194,13 @@ func (x *DescribeClusterResponse) GetStuck() []*StuckPartition {
 		return x.Stuck
 	}
 	return nil
+}
+
+func (x *DescribeClusterResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
 }
 
 // ClusterNode is one node of the cluster.
@@ -1076,12 +1086,13 @@ var File_strandmq_v1_cluster_proto protoreflect.FileDescriptor
 const file_strandmq_v1_cluster_proto_rawDesc = "" +
 	"\n" +
 	"\x19strandmq/v1/cluster.proto\x12\vstrandmq.v1\x1a\x1fgoogle/protobuf/timestamp.proto\"\x18\n" +
-	"\x16DescribeClusterRequest\"\xca\x01\n" +
+	"\x16DescribeClusterRequest\"\xe2\x01\n" +
 	"\x17DescribeClusterResponse\x12\x18\n" +
 	"\acluster\x18\x01 \x01(\tR\acluster\x12.\n" +
 	"\x05nodes\x18\x02 \x03(\v2\x18.strandmq.v1.ClusterNodeR\x05nodes\x122\n" +
 	"\x06moving\x18\x03 \x03(\v2\x1a.strandmq.v1.PartitionMoveR\x06moving\x121\n" +
-	"\x05stuck\x18\x04 \x03(\v2\x1b.strandmq.v1.StuckPartitionR\x05stuck\"\xf4\x02\n" +
+	"\x05stuck\x18\x04 \x03(\v2\x1b.strandmq.v1.StuckPartitionR\x05stuck\x12\x16\n" +
+	"\x06behind\x18\x05 \x01(\tR\x06behind\"\xf4\x02\n" +
 	"\vClusterNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x04R\x04node\x123\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1d.strandmq.v1.ClusterNodeStateR\x05state\x12!\n" +
