@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -105,12 +106,19 @@ again: what has not left it stays.`,
 			return err
 		}
 		switch {
+		case dry && undo:
+			a.talk("nothing was changed; node n%d would be active again", n)
+		case dry && len(res.GetMoves()) == 0:
+			a.talk("nothing was changed; nothing would move")
 		case dry:
 			a.talk("nothing was changed; this would move:")
 		case undo:
 			a.talk("node n%d is active again", n)
 		default:
 			a.talk("node n%d is being drained", n)
+			if len(res.GetStuck()) > 0 {
+				a.talk("not all of it can go as things are: see what it needs")
+			}
 		}
 		return a.show(res, func() error { return a.printPlan(res.GetMoves(), res.GetStuck()) })
 	})
@@ -238,7 +246,7 @@ move the partition again.`,
 		}
 		res, err := ask(cmd.Context(), a.dial().cluster.MovePartition, req)
 		if err != nil {
-			return err
+			return toFlag(err)
 		}
 		if dry {
 			a.talk("nothing was changed; this would move:")
@@ -250,6 +258,19 @@ move the partition again.`,
 	c.Flags().StringSliceVar(&to, "to", nil, "the nodes, the one that is to lead first")
 	dryFlag(c, &dry)
 	return c
+}
+
+// toFlag words a refusal of the nodes for who typed them.
+func toFlag(err error) error {
+	var usage *usageError
+	if !errors.As(err, &usage) {
+		return err
+	}
+	text, ok := strings.CutPrefix(usage.text, "nodes: ")
+	if !ok {
+		return err
+	}
+	return &usageError{"--to: " + text}
 }
 
 func (a *app) clusterToken() *cobra.Command {
@@ -267,9 +288,12 @@ It is a secret: who has it can join. It is shown only here.`,
 		if err != nil {
 			return err
 		}
+		if *ms == 0 {
+			return usagef("--valid 0: use 1s to 7d")
+		}
 		res, err := ask(cmd.Context(), a.dial().cluster.CreateJoinToken, &strandmqv1.CreateJoinTokenRequest{ValidMs: *ms})
 		if err != nil {
-			return err
+			return inFlags(cmd, err)
 		}
 		return a.show(res, func() error {
 			a.talk("one node can join with this until %s:", stamp(res.GetExpires()))

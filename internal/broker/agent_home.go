@@ -8,6 +8,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/strandmq/strandmq/internal/peer"
 	"github.com/strandmq/strandmq/partition"
@@ -27,6 +28,8 @@ type ClusterConfig struct {
 	Join, Token string
 	// Zone is what fails together: replicas are spread over zones.
 	Zone string
+
+	clock func() time.Time // of the connections, set by tests
 }
 
 // The files that a node of a cluster has beside its store.

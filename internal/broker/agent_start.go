@@ -207,7 +207,12 @@ func (a *agent) open(ctx context.Context) error {
 		}
 	}
 	boot := b.store.Boot()
+	now := time.Now
+	if b.cfg.Cluster != nil && b.cfg.Cluster.clock != nil {
+		now = b.cfg.Cluster.clock
+	}
 	transport, err := peer.New(peer.Config{
+		Now:      now,
 		Identity: a.identity, Store: storeID(b.store.ID()), Boot: boot, Life: a.life, Earlier: a.peerStarts(), Listen: a.home.Listen,
 		Deliver: a.links.deliver, Alive: a.alive, Handler: a.handler(), OnJoin: a.onJoin, Logger: b.log,
 	})

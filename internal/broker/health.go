@@ -39,7 +39,7 @@ func (b *Broker) probes(mux *http.ServeMux) {
 			if w := b.disk.warning(); w != "" {
 				checks = append(checks, check{name: "disk: " + w, warning: true})
 			}
-			for _, f := range append(b.partitionFaults(), b.damageFaults()...) {
+			for _, f := range slices.Concat(b.clockFaults(), b.partitionFaults(), b.damageFaults()) {
 				checks = append(checks, check{name: f, warning: true})
 			}
 			checks = append(checks, check{name: b.scrubWords()})
@@ -134,7 +134,31 @@ func (b *Broker) faults() []string {
 	if w := b.disk.warning(); w != "" {
 		out = append(out, w)
 	}
-	return append(append(out, b.partitionFaults()...), b.damageFaults()...)
+	return slices.Concat(out, b.clockFaults(), b.partitionFaults(), b.damageFaults())
+}
+
+// maxSkew is how far the clocks of two nodes may be apart before it is told: what a
+// poor synchronisation over a network comes to. Nothing breaks beyond it; messages
+// are stamped, and retention and deadlines go, by the clock of whoever leads.
+const maxSkew = 500 * time.Millisecond
+
+// clockFaults names the nodes whose clocks are not this one's.
+func (b *Broker) clockFaults() (out []string) {
+	if b.agent == nil {
+		return nil
+	}
+	for _, n := range b.agent.transport.Nodes() {
+		if !n.To || n.Skew.Abs()-n.RoundTrip/2 <= maxSkew {
+			continue
+		}
+		way := "ahead of"
+		if n.Skew < 0 {
+			way = "behind"
+		}
+		out = append(out, fmt.Sprintf("the clock of node %v is %v %s this one's: set both right, messages are stamped and retention goes by them",
+			partition.NodeID(n.Node), n.Skew.Abs().Round(100*time.Millisecond), way))
+	}
+	return out
 }
 
 // maxDamageLines is how many places of damage are told; the metrics count all.
