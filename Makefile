@@ -35,7 +35,7 @@ MEMORY    ?= .*
 SIZES     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-memory fuzz sim generate generate-check lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory fuzz sim generate generate-check lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -87,6 +87,10 @@ bench-cluster: ## The same against three nodes, and the outage when leaders are 
 	@mkdir -p bin
 	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkCluster$$/^($(SHAPES))$$' -benchtime 1x -count $(COUNT) -timeout 60m \
 		-shapes.json '$(CURDIR)/bin/shapes.json'
+
+bench-unary: ## Publish and receive + settle by unary calls, beside the yardstick, as a table; COUNT=3
+	$(GO) test ./internal/broker -run '^$$' -bench '^Benchmark(Publish|ReceiveSettle)$$' -benchtime 1s -count $(if $(filter-out 1,$(COUNT)),$(COUNT),3) \
+		| awk -f tools/medians.awk
 
 bench-memory: ## What a real broker takes: memory, bytes written, time of a start; MEMORY='idle|holes' and SIZES for less
 	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkMemory$$/^($(MEMORY))$$' -benchtime 1x -timeout 120m $(SIZES)

@@ -20,7 +20,7 @@ import (
 var measuredBinary = flag.String("measured.binary", "", "measure this binary instead of one that is built from here: two of them in turn compare versions")
 
 // buildMeasured builds the binary.
-func buildMeasured(b *testing.B) string {
+func buildMeasured(b testing.TB) string {
 	if *measuredBinary != "" {
 		return *measuredBinary
 	}
@@ -49,7 +49,7 @@ func (p *measured) dial() *clients {
 }
 
 // startMeasured starts one that is alone, or as more flags say.
-func startMeasured(b *testing.B, binary, folder string, more ...string) *measured {
+func startMeasured(b testing.TB, binary, folder string, more ...string) *measured {
 	b.Helper()
 	p := &measured{folder: folder, cmd: exec.Command(binary, append([]string{"serve", "--data", folder, "--listen", "127.0.0.1:0", "--log-level", "warn"}, more...)...)}
 	said, err := p.cmd.StderrPipe()

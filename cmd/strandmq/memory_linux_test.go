@@ -209,6 +209,14 @@ func bytesWritten(b *testing.B, binary string) []claim {
 // it, drops the system's memory of the files, and starts it again.
 func timeOfRestart(b *testing.B, binary string) []claim {
 	folder := filepath.Join(b.TempDir(), "data")
+	var room syscall.Statfs_t
+	if err := syscall.Statfs(filepath.Dir(folder), &room); err != nil {
+		b.Fatal(err)
+	}
+	// The log, its log files before they are flushed, and what compactions write beside.
+	if need := uint64(*memoryRestart)*13/10<<20 + 1<<30; room.Bavail*uint64(room.Bsize) < need {
+		b.Fatalf("%d MiB are free in %s, and a log of %d MiB needs %d: set TMPDIR, or -memory.restart-mb", room.Bavail*uint64(room.Bsize)>>20, filepath.Dir(folder), *memoryRestart, need>>20)
+	}
 	p := startMeasured(b, binary, folder)
 	defer func() { p.stop() }()
 	l := newLoad(b, p.url)
@@ -297,7 +305,7 @@ func (m rss) flatFrom(before rss) bool {
 }
 
 // watch looks at a process's memory ten times a second, until it ends.
-func (p *measured) watch(b *testing.B) *watched {
+func (p *measured) watch(b testing.TB) *watched {
 	w := &watched{p: p, end: make(chan struct{}), ended: make(chan struct{})}
 	w.look()
 	go func() {
@@ -342,7 +350,7 @@ func (w *watched) look() {
 
 // memory tells what a broker takes that has nothing to do just now, and took since the
 // last call.
-func (w *watched) memory(b *testing.B) rss {
+func (w *watched) memory(b testing.TB) rss {
 	w.look()
 	w.mu.Lock()
 	seen := w.seen
@@ -368,7 +376,7 @@ func (w *watched) memory(b *testing.B) rss {
 }
 
 // scrape reads the broker's metrics.
-func (p *measured) scrape(b *testing.B) string {
+func (p *measured) scrape(b testing.TB) string {
 	res, err := http.Get(p.url + "/metrics")
 	if err != nil {
 		b.Fatal(err)

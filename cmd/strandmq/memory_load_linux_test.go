@@ -18,13 +18,13 @@ import (
 // load drives a broker for BenchmarkMemory, over streams and with record batches, so
 // that the client takes little beside it.
 type load struct {
-	b       *testing.B
+	b       testing.TB
 	api     *clients
 	publish strandmqv1connect.PublishServiceClient
 	consume strandmqv1connect.ConsumeServiceClient
 }
 
-func newLoad(b *testing.B, url string) *load {
+func newLoad(b testing.TB, url string) *load {
 	var p http.Protocols
 	p.SetUnencryptedHTTP2(true)
 	tr := &http.Transport{Protocols: &p}

@@ -72,13 +72,14 @@ Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
 			return usagef("--stream-memory 0: streams hold what is on its way; use 16MiB or more")
 		}
 		if cmd.Flags().Changed("memory") {
-			heap, err := heapLimit(f.memory.n, config.StoreMemory())
-			if err != nil {
-				return err
+			if f.memory.n < broker.LeastMemory {
+				return usagef("--memory %s: use %s or more", quantity.FormatSize(f.memory.n), quantity.FormatSize(broker.LeastMemory))
 			}
 			if !cmd.Flags().Changed("stream-memory") {
-				config.StreamMemory = min(config.StreamMemory, max(heap/4, leastStreamMemory))
+				config.StreamMemory = 0
 			}
+			var heap int64
+			config, heap = config.Within(f.memory.n)
 			debug.SetMemoryLimit(heap)
 		}
 		b, err := broker.Start(cmd.Context(), config)
@@ -99,7 +100,7 @@ Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
 	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")
 	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long loses its partitions, and with a stream its session")
 	fl.Var(&f.reserve, "disk-reserve", "publishes are refused while the disk has less free (on a disk below 2 GiB an eighth of it); 0: a full disk stops the broker")
-	fl.Var(&f.memory, "memory", "the size that the process is to keep to, by collecting garbage more often near it")
+	fl.Var(&f.memory, "memory", "the size that the process is to keep to: what it keeps in memory gets shares of it, and near it garbage is collected more often")
 	fl.Var(&f.streams, "stream-memory", "what all streams together may hold; as it fills, each holds less, and when it is full no more are opened")
 	fl.Lookup("memory").DefValue = "none"
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
@@ -107,20 +108,6 @@ Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
 	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))
 	must(c.RegisterFlagCompletionFunc("log-format", words("auto", "text", "json")))
 	return c
-}
-
-// leastStreamMemory is the least that --stream-memory takes.
-const leastStreamMemory = 16 << 20
-
-// heapLimit is what of a process of so many bytes is for Go's heap, beside what the
-// store takes for itself. It is a soft limit: near it, garbage is collected at once
-// instead of being left until the heap has doubled.
-func heapLimit(memory, store int64) (int64, error) {
-	const least = 128 << 20
-	if memory < store+least {
-		return 0, usagef("--memory %s: use %s or more, of which the store takes up to %s", quantity.FormatSize(memory), quantity.FormatSize(store+least), quantity.FormatSize(store))
-	}
-	return memory - store, nil
 }
 
 // reserveOf is the broker's way to say 0: there it means the default.

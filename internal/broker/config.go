@@ -124,7 +124,7 @@ func (c Config) withDefaults() Config {
 	set(&c.StopTime, 5*time.Second)
 	set(&c.RetentionEvery, retentionEvery)
 	if c.RequestBytes == 0 {
-		c.RequestBytes = 256 << 20
+		c.RequestBytes = defaultRequestBytes
 	}
 	if c.StreamMemory == 0 {
 		c.StreamMemory = DefaultStreamMemory
@@ -150,10 +150,6 @@ func (c Config) withDefaults() Config {
 	return c
 }
 
-// StoreMemory is what the store takes beside the heap: a limit of the heap must leave
-// room for it.
-func (c Config) StoreMemory() int64 { return c.storeConfig().Memory() }
-
 // storeConfig is the store's configuration with its folder.
 func (c Config) storeConfig() logstore.Config {
 	sc := c.Store
@@ -176,9 +172,9 @@ func (c Config) Validate() error {
 	bad(c.SessionTimeout < time.Second || c.SessionTimeout > time.Hour, "session timeout: %v is not 1s to 1h", c.SessionTimeout)
 	bad(c.TransferTime < 100*time.Millisecond || c.TransferTime > 10*time.Minute, "transfer time: %v is not 100ms to 10m", c.TransferTime)
 	bad(c.StopTime < 0, "stop time: %v is negative", c.StopTime)
-	bad(c.RequestBytes < 16<<20, "request bytes: %d is less than 16 MiB", c.RequestBytes)
+	bad(c.RequestBytes < leastRequestBytes, "request bytes: %d is less than 16 MiB", c.RequestBytes)
 	bad(c.StreamBytes < 64<<10, "stream bytes: %d is less than 64 KiB", c.StreamBytes)
-	bad(c.StreamMemory < 16<<20, "stream memory: %d bytes are less than 16 MiB", c.StreamMemory)
+	bad(c.StreamMemory < leastStreamMemory, "stream memory: %d bytes are less than 16 MiB", c.StreamMemory)
 	bad(c.StreamBatches < 1, "stream batches: at least 1")
 	bad(c.DiskReserve < -1, "disk reserve: %d is negative", c.DiskReserve)
 	bad(c.Connections < 1, "connections: at least 1")

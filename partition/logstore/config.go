@@ -115,6 +115,21 @@ func (c Config) Validate() error {
 	return errors.Join(errs...)
 }
 
+// Within is the configuration of a store of a process that is to keep to so many
+// bytes: what is not set gets a share of it, a third at most, or its default.
+func (c Config) Within(memory int64) Config {
+	d := c.withDefaults()
+	if c.CacheBytes == 0 {
+		c.CacheBytes = min(d.CacheBytes, max(memory/8, 1<<20))
+	}
+	if c.MemTableBytes == 0 {
+		// The C library gives what is larger than 32 MiB back to the system at once, and
+		// keeps smaller pieces: with smaller tables it takes more memory.
+		c.MemTableBytes = min(d.MemTableBytes, max(memory/16, 33<<20))
+	}
+	return c
+}
+
 // Memory is what the store takes beside the heap: tables not yet on disk, and blocks.
 func (c Config) Memory() int64 {
 	c = c.withDefaults()
