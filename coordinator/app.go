@@ -30,6 +30,8 @@ type Board struct {
 	// silent is since when the leader has not heard of which nodes; nil: not
 	// leading.
 	silent atomic.Pointer[map[partition.NodeID]partition.Millis]
+	// clock is the log's, which only goes forward.
+	clock atomic.Int64
 }
 
 var _ partition.App = (*App)(nil)
@@ -48,6 +50,7 @@ func NewApp(rows partition.Rows, cfg Config) (*App, error) {
 	if a.Board == nil {
 		a.Board = &Board{}
 	}
+	a.clock.Store(int64(mach.clock))
 	a.shown.publish(mach.m)
 	return a, nil
 }
@@ -59,6 +62,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	if err != nil {
 		return nil, err
 	}
+	a.clock.Store(int64(a.mach.clock))
 	// The map comes before the answer, so that who was answered can see it.
 	if a.mach.m != before {
 		a.shown.publish(a.mach.m)

@@ -236,8 +236,10 @@ func (c *Coordinator) CreateJoinToken(ctx context.Context, hash TokenHash, valid
 	if valid <= 0 || valid > maxTokenLife {
 		return nil, &ErrInvalid{Faults: []Fault{{"valid_ms", validTime}}}
 	}
+	// The log's clock may be ahead of this node's: another one's was.
+	now := max(c.app.cfg.Now(), partition.Millis(c.app.clock.Load()))
 	r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateJoinToken{CreateJoinToken: &storagev1.CreateJoinToken{
-		Hash: hash[:], ExpiresMs: int64(c.app.cfg.Now() + valid),
+		Hash: hash[:], ExpiresMs: int64(now + valid),
 	}}})
 	if err != nil {
 		return nil, err

@@ -413,3 +413,25 @@ func TestNodeLimits(t *testing.T) {
 		t.Errorf("%v", err)
 	}
 }
+
+// A token can be made, and is good for its time, when another leader's clock was
+// ahead: the log's clock only goes forward.
+func TestTokenBehindTheLogsClock(t *testing.T) {
+	h, c := newMemHost(t, 1000)
+	ctx := context.Background()
+	if _, err := c.Found(ctx, Address{Store: "s1"}); err != nil {
+		t.Fatal(err)
+	}
+	ahead := h.now
+	h.now -= 3_600_000
+	token, err := c.CreateJoinToken(ctx, HashToken([]byte("a secret")), 1000)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := ahead + 1000; token.Expires != want {
+		t.Errorf("it expires at %d; want %d", token.Expires, want)
+	}
+	if _, err := c.AddNode(ctx, token.Hash, Address{Store: "s2"}); err != nil {
+		t.Error(err)
+	}
+}

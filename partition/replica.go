@@ -431,7 +431,8 @@ func (r *replica) append(m *raftpb.Message) error {
 		if err := wb.SetHardState(uint64(r.id), h); err != nil {
 			return err
 		}
-		// A commit index alone may be lost: it is found again.
+		// A commit index alone may be lost: it is found again. Not so that of a change
+		// of replicas, which is synced as it is applied.
 		if h.Term != r.rlog.hard.Term || h.Vote != r.rlog.hard.Vote {
 			r.c.mustSync, r.c.vote = true, true
 		}
@@ -489,6 +490,9 @@ func (r *replica) applyEntry(e *raftpb.Entry) error {
 		if err := r.applyConf(e); err != nil {
 			return err
 		}
+		// That it is committed is not found again when who led is lost with its disk
+		// and counts among the voters of before: it has to be on this one.
+		r.c.mustSync = true
 	}
 	if err := r.log.flush(index, r.c.batch()); err != nil {
 		return err

@@ -386,3 +386,32 @@ func TestDeadFollowerIsNotFed(t *testing.T) {
 		t.Errorf("it is back and has %v", at)
 	}
 }
+
+// A change of replicas that a follower has applied is on its disk: who led may be lost
+// with its disk, and count among the voters of before, without whom nobody would lead.
+func TestAppliedChangeIsOnDisk(t *testing.T) {
+	r := newRig(t, 3, 1)
+	a := r.nodes[1]
+	a.core.change(1, Change{Demote, NodeID(3).Replica()}, r.tell(a, "change"))
+	r.settle()
+	for range 10 {
+		for _, n := range r.sorted() {
+			n.core.tick()
+		}
+		r.settle()
+	}
+	r.says("n1: change: done")
+	want := []ReplicaID{NodeID(1).Replica(), NodeID(2).Replica()}
+	for _, n := range r.sorted() {
+		if got := n.core.replicas[1].voters; !slices.Equal(got, want) {
+			t.Fatalf("%v has applied the voters %v", n.id, got)
+		}
+		disk := n.fs.CrashClone(vfs.CrashCloneCfg{})
+		n.store.Close()
+		n.fs = disk
+		r.open(n)
+		if got := n.core.replicas[1].voters; !slices.Equal(got, want) {
+			t.Errorf("after a power cut the voters are %v on %v", got, n.id)
+		}
+	}
+}

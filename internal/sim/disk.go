@@ -31,6 +31,8 @@ type disk struct {
 	lies    bool  // what is told of as durable need not be
 }
 
+var _ vfs.FS = (*disk)(nil)
+
 // mark is how much of which log a write reaches.
 type mark struct {
 	file *logFile

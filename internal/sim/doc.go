@@ -8,6 +8,7 @@
 //	publishers ─► node ─► partition.Node ─► consumer.App     the broker's own
 //	members    ─►  │   └─ consumer.Shell, streams            the broker's own
 //	operators  ─►  │   └─ logstore on Pebble ─► disk         its files are the simulator's
+//	steward    ─►  │   └─ coordinator, placement, duty       the broker's own
 //	faults     ─►  └─ net ─► other nodes
 //	                          │
 //	                        judge: what was promised, from what clients see
@@ -32,11 +33,12 @@
 // Pebble's tables and manifest are written by its own goroutines, in real time; what
 // the store holds does not depend on when, and so neither does a history. The host's
 // loop is node.go's: what partition.Host does in goroutines is not run here, nor is
-// the API, the metadata log, and the waiting of a unary Receive.
+// the API, the connections, and the waiting of a unary Receive.
 //
 // Snapshots go over the simulated network as streams, and are taken into the store
-// within one step. What replicas there are is decided by the simulator (place.go), as
-// the cluster's metadata and its nodes' agents would; the core carries it out.
+// within one step. What replicas there are is decided by the cluster's metadata and
+// each node's part of it (cluster.go, deputy.go), or, without a cluster, by the
+// simulator, which does what they never would (placer.go); the core carries it out.
 //
 // docs/simulator.md says how to run it and how to read what it finds.
 package sim

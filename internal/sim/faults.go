@@ -3,8 +3,6 @@ package sim
 import (
 	"slices"
 	"time"
-
-	"github.com/strandmq/strandmq/partition"
 )
 
 // faults has them happen, one after another, each for a while.
@@ -62,7 +60,12 @@ func (s *Sim) strike(kind string) {
 			})
 		}
 	case "lose":
-		if s.mayLose(n) {
+		if s.mayLose(n) && s.cluster != nil {
+			n.lose()
+			n.giveUp()
+			s.cluster.steward.lost = append(s.cluster.steward.lost, n)
+			s.count.placed["disk lost"]++
+		} else if s.cluster == nil && s.mayLose(n) {
 			n.lose()
 			s.count.placed["disk lost"]++
 			s.after(s.between(r, 10*time.Millisecond, 10*time.Second), "start", n.back)
@@ -106,23 +109,3 @@ func (s *Sim) strike(kind string) {
 		n.kick()
 	}
 }
-
-// sever cuts a node off: wholly, one way, or from one other.
-func (t *net) sever(s *Sim, n *node) {
-	r := s.rand.fault
-	how := r.IntN(4)
-	for _, o := range s.nodes {
-		if o == n || how == 3 && int(o.id) != 1+int(n.id)%len(s.nodes) {
-			continue
-		}
-		if how != 1 {
-			t.cuts[[2]partition.NodeID{n.id, o.id}] = true
-		}
-		if how != 2 {
-			t.cuts[[2]partition.NodeID{o.id, n.id}] = true
-		}
-	}
-	s.say("%v is cut off: %s", n.id, []string{"wholly", "it hears nothing", "it is not heard", "from one"}[how])
-}
-
-func (t *net) fine() { t.loss, t.twin, t.slow = 0, 0, 2*time.Millisecond }

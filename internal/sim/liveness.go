@@ -2,6 +2,7 @@ package sim
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/strandmq/strandmq/partition"
@@ -25,7 +26,7 @@ const (
 // heal ends all faults, and demands that all gets done. With several nodes one of them
 // may break a little later, for good: the others have to do.
 func (s *Sim) heal() {
-	s.healed = true
+	s.healed, s.healedAt = true, s.now
 	s.say("everything is healed")
 	clear(s.net.cuts)
 	s.net.fine()
@@ -40,7 +41,7 @@ func (s *Sim) heal() {
 		c.heal()
 	}
 	healed, waits := s.now, false
-	if len(s.nodes) > 1 && s.rand.fault.IntN(3) > 0 {
+	if s.several() && s.rand.fault.IntN(3) > 0 {
 		waits = true
 		s.after(s.between(s.rand.fault, 0, 20*time.Second), "break", func() { s.breakOne(s.now, func() { waits = false }) })
 	}
@@ -68,6 +69,17 @@ func (s *Sim) heal() {
 
 // describe writes down where everybody stands.
 func (s *Sim) describe() {
+	for _, p := range s.logs() {
+		for _, n := range s.nodes {
+			if !n.up {
+				continue
+			}
+			if info, err := n.core.Info(p); err == nil {
+				s.say("%v of %v on %v (broken %v): term %d, leading %v, voters %v, learners %v, applied %v, log up to %d, fault %q",
+					info.Replica, p, n.id, n.broken, info.Term, info.Leading, info.Voters, info.Learners, info.Position.Index, info.LastIndex, info.Fault)
+			}
+		}
+	}
 	for _, c := range s.clients {
 		m, ok := c.(*member)
 		if !ok {
@@ -88,7 +100,8 @@ func (s *Sim) breakOne(since time.Duration, over func()) {
 	r := s.rand.fault
 	n := s.nodes[r.IntN(len(s.nodes))]
 	how := breakages[r.IntN(len(breakages))]
-	if !n.up || !s.mayLose(n) {
+	stalls := slices.ContainsFunc(s.nodes, func(x *node) bool { return len(x.writes) > 0 && x.writes[0].begun < s.healedAt })
+	if !n.up || n.gone || stalls || !s.mayLose(n) {
 		if s.now-since > 30*time.Second {
 			over()
 			return
@@ -98,7 +111,7 @@ func (s *Sim) breakOne(since time.Duration, over func()) {
 	}
 	over()
 	led := 0
-	for _, p := range s.parts() {
+	for _, p := range s.logs() {
 		if s.leader(p) == n {
 			led++
 		}
@@ -107,6 +120,7 @@ func (s *Sim) breakOne(since time.Duration, over func()) {
 	s.count.faults["broken: "+how]++
 	n.broken = how != "from one" && how != "flaps"
 	n.excused = true
+	s.unsure = how == "hangs" || how == "from one" || how == "flaps"
 	sever := func(hears, heard bool, others ...*node) {
 		for _, o := range others {
 			s.net.cuts[[2]partition.NodeID{n.id, o.id}] = !heard
@@ -144,7 +158,7 @@ func (s *Sim) breakOne(since time.Duration, over func()) {
 
 // watch demands that every partition has a leader, but for a moment.
 func (s *Sim) watch(without map[partition.PartitionID]time.Duration) {
-	for _, p := range s.parts() {
+	for _, p := range s.logs() {
 		n := s.leader(p)
 		since, lacks := without[p]
 		switch {
@@ -165,6 +179,7 @@ func (s *Sim) watch(without map[partition.PartitionID]time.Duration) {
 				most = firstLeader
 			}
 			if s.now-since > most {
+				s.describe()
 				s.fault("I29: %v has no leader for %v", p, s.now-since)
 				return
 			}
@@ -199,7 +214,7 @@ func (n *node) hanging() {
 
 // final compares all nodes when nothing moves any more.
 func (s *Sim) final() {
-	for _, p := range s.parts() {
+	for _, p := range s.logs() {
 		for _, n := range s.nodes {
 			if n.up && !n.broken {
 				s.judge.state(n, s.judge.logs[p])
@@ -218,7 +233,7 @@ func (s *Sim) undone() (why string) {
 	if why != "" {
 		return why
 	}
-	for _, p := range s.parts() {
+	for _, p := range s.logs() {
 		var end partition.Index
 		for _, n := range s.nodes {
 			if n.broken || n.excused || n.held[p] == nil {

@@ -1,15 +1,13 @@
 package sim
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
-	"github.com/cockroachdb/pebble/v2/vfs"
-
 	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -41,6 +39,14 @@ type node struct {
 	heard map[partition.NodeID]time.Duration // when the others' last beats came
 	hears map[partition.NodeID]bool          // what they said by then: that they hear this one
 	there map[partition.NodeID]bool          // which of them the core takes for up
+
+	at     coordinator.Address // of a node of a cluster
+	first  bool                // the cluster began with it
+	gone   bool                // the cluster has given it up
+	board  *coordinator.Board
+	coord  *coordinator.Coordinator
+	deputy *deputy
+	upAt   map[partition.NodeID]time.Duration // when the core took them for up
 
 	broken  bool          // for good: nothing is demanded of it
 	excused bool          // it may lag for ever
@@ -110,10 +116,13 @@ func (n *node) start() error {
 	n.disk.hold()
 	n.s.planted.forgetVotes(n)
 	n.apps = make(map[partition.PartitionID]*app)
+	n.board, n.coord = &coordinator.Board{}, nil
+	n.heard, n.there = make(map[partition.NodeID]time.Duration), make(map[partition.NodeID]bool)
+	n.hears, n.upAt = make(map[partition.NodeID]bool), make(map[partition.NodeID]time.Duration)
 	n.core, err = partition.OpenNode(partition.Config{
 		Node: n.id, Store: n.store, Now: n.clock, Seed: n.s.plan.seed<<8 ^ uint64(n.id)<<4 ^ uint64(n.boot)<<16 | 1,
 		Logger: n.s.logger(), CheckpointBytes: n.s.plan.checkpoint, TailCacheBytes: n.s.plan.tailCache, IDFilterBytes: 64 << 10,
-		SendSnapshot: noSnapshots, FollowerBytes: n.s.plan.follower,
+		SendSnapshot: noSnapshots, OnRole: n.role, FollowerBytes: n.s.plan.follower,
 		NewApp: func(id partition.PartitionID, rows partition.Rows) (partition.App, error) { return n.newApp(id, rows) },
 	}.WithBuckets(n.s.plan.buckets))
 	if err != nil {
@@ -126,10 +135,14 @@ func (n *node) start() error {
 		n.s.planted.forgetIDs("snapshot-without-ids", n, p)
 		n.switched(p)
 	}
-	for _, p := range n.s.parts() {
+	for _, p := range n.s.logs() {
 		n.switched(p)
 	}
-	if err := n.replicas(); err != nil {
+	comesBack := n.replicas
+	if n.s.cluster != nil {
+		comesBack = n.comesBack
+	}
+	if err := comesBack(); err != nil {
 		return fmt.Errorf("%v does not come back: %w", n.id, err)
 	}
 	for _, a := range n.apps {
@@ -137,8 +150,9 @@ func (n *node) start() error {
 	}
 	n.s.say("%v up, boot %d", n.id, n.boot)
 	n.s.judge.restarted(n)
-	n.heard, n.there = make(map[partition.NodeID]time.Duration), make(map[partition.NodeID]bool)
-	n.hears = make(map[partition.NodeID]bool)
+	if n.s.cluster != nil {
+		n.deputize()
+	}
 	n.ticking(n.boot)
 	n.beating()
 	n.kick()
@@ -161,12 +175,17 @@ func (n *node) later(d time.Duration, what string, do func()) {
 // was set is noticed by then.
 func (n *node) ticking(boot int) {
 	n.later(100*time.Millisecond, "tick", func() {
-		if len(n.s.nodes) > 1 {
+		if n.s.several() {
 			n.listen()
 			if n.hanging(); !n.up {
 				return
 			}
 			n.core.Tick()
+			if n.deputy != nil {
+				if n.deputy.pass(); !n.up {
+					return
+				}
+			}
 		}
 		n.step()
 		n.ticking(boot)
@@ -176,7 +195,7 @@ func (n *node) ticking(boot int) {
 // beating tells the other nodes every 200 ms that this one is there and whether it
 // hears them, as the transport between nodes does: a node is up if both hear.
 func (n *node) beating() {
-	if len(n.s.nodes) == 1 {
+	if !n.s.several() {
 		return
 	}
 	for _, to := range n.s.nodes {
@@ -186,7 +205,7 @@ func (n *node) beating() {
 		at, ever := n.heard[to.id]
 		hears := ever && n.s.now-at < time.Second
 		n.s.after(n.s.between(n.s.rand.net, 100*time.Microsecond, n.s.net.slow), "beat", func() {
-			if to.up {
+			if to.up && to.admits(n) {
 				to.heard[n.id], to.hears[n.id] = n.s.now, hears
 			}
 		})
@@ -204,9 +223,13 @@ func (n *node) listen() {
 		}
 		n.there[p.id] = up
 		if up {
+			n.upAt[p.id] = n.s.now
 			n.core.Up(p.id)
 		} else if !n.s.planted.is("never-down", 1) {
 			n.core.Down(p.id)
+		}
+		if n.coord != nil {
+			_ = n.coord.Reached(p.id, up) // it may be that nobody leads here
 		}
 	}
 }
@@ -258,7 +281,7 @@ func (n *node) fly(w *partition.Write, then func()) {
 		f.at += n.s.between(n.s.rand.disk, 300*time.Microsecond, 4*time.Millisecond) + n.stalls
 		n.s.count.writes++
 		f.lasts = make(map[partition.PartitionID]written)
-		for _, p := range n.s.parts() {
+		for _, p := range n.s.logs() {
 			if info, err := n.core.Info(p); err == nil {
 				f.lasts[p] = written{info.Replica, info.LastIndex}
 			}
@@ -298,7 +321,7 @@ func (n *node) durable() {
 	}
 	n.writes = n.writes[1:]
 	if f.w.Synced() && n.disk.has(f.mark) {
-		for _, p := range n.s.parts() {
+		for _, p := range n.s.logs() {
 			if w, ok := f.lasts[p]; ok {
 				n.s.judge.onDisk(p, w.id, w.last)
 			}
@@ -435,7 +458,7 @@ func (n *node) answered(c *pending) bool {
 
 // send gives the network what the core has for other nodes.
 func (n *node) send() {
-	if len(n.s.nodes) == 1 {
+	if !n.s.several() {
 		return
 	}
 	for _, f := range n.core.Frames() {
@@ -444,187 +467,3 @@ func (n *node) send() {
 		n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))
 	}
 }
-
-// edge is the node as the groups' shell sees it.
-type edge struct {
-	n    *node
-	boot int
-}
-
-func (e *edge) gone() error {
-	if !e.n.up || e.n.boot != e.boot {
-		return &partition.ErrStopped{}
-	}
-	return nil
-}
-
-// Propose waits, in a fiber.
-func (e *edge) Propose(_ context.Context, id partition.PartitionID, cmd []byte) (res any, err error) {
-	f, done := e.n.s.fiber, false
-	bad := e.ProposeAsync(id, cmd, func(r any, er error) {
-		res, err, done = r, er, true
-		e.n.s.after(0, "resume", f.resume)
-	})
-	if bad != nil {
-		return nil, bad
-	}
-	for !done {
-		if !f.wait() {
-			return nil, &partition.ErrOutcomeUnknown{Partition: id, Why: "the run ended"}
-		}
-	}
-	return res, err
-}
-
-func (e *edge) ProposeAsync(id partition.PartitionID, cmd []byte, done func(any, error)) error {
-	if err := e.gone(); err != nil {
-		return err
-	}
-	if e.n.s.planted.lies(e.n, id, cmd, done) {
-		return nil
-	}
-	c := e.n.call(func(err error) { done(nil, err) })
-	err := e.n.core.ProposeAsync(id, slices.Clone(cmd), func(res any, err error) {
-		if e.n.answered(c) {
-			done(res, err)
-		}
-	})
-	if err != nil {
-		e.n.answered(c)
-		return err
-	}
-	// What is sent again on the way comes twice, the second time late.
-	if e.n.s.rand.net.Float64() < e.n.s.plan.twice {
-		again := slices.Clone(cmd)
-		e.n.later(e.n.s.between(e.n.s.rand.net, 0, 3*time.Second), "again", func() {
-			if repeatable(again) {
-				e.n.s.count.twice++
-				_ = e.n.core.ProposeAsync(id, again, func(any, error) {})
-				e.n.kick()
-			}
-		})
-	}
-	e.n.kick()
-	return nil
-}
-
-// repeatable commands do nothing more the second time: settlements. (Their kind is
-// the second byte, see docs/format/delivery.md.)
-func repeatable(cmd []byte) bool { return len(cmd) > 1 && cmd[1] == 9 }
-
-func (e *edge) Post(id partition.PartitionID, ev any) error {
-	if err := e.gone(); err != nil {
-		return err
-	}
-	defer e.n.kick()
-	return e.n.core.Post(id, ev)
-}
-
-func (e *edge) Tell(id partition.PartitionID, ev any) error {
-	if err := e.gone(); err != nil {
-		return err
-	}
-	defer e.n.kick()
-	return e.n.core.Tell(id, ev)
-}
-
-func (e *edge) View(_ context.Context, id partition.PartitionID, fn func(partition.App, partition.Position)) error {
-	if err := e.gone(); err != nil {
-		return err
-	}
-	return e.n.core.Look(id, func(x partition.App, at partition.Position) { fn(x.(*app).App, at) })
-}
-
-func (e *edge) ReadAt(id partition.PartitionID, os []partition.Offset) ([]partition.Message, error) {
-	if err := e.gone(); err != nil {
-		return nil, err
-	}
-	return e.n.core.ReadAt(id, os)
-}
-
-func (e *edge) ReadRawAt(id partition.PartitionID, os []partition.Offset, out []partition.RawMessage) ([]partition.RawMessage, error) {
-	if err := e.gone(); err != nil {
-		return out, err
-	}
-	return e.n.core.ReadRawAt(id, os, out)
-}
-
-func (e *edge) Scan(ctx context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
-	if err := e.gone(); err != nil {
-		return err
-	}
-	return e.n.core.Scan(ctx, id, from, fn)
-}
-
-func (e *edge) IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error) {
-	if err := e.gone(); err != nil {
-		return 0, err
-	}
-	return e.n.core.IndexOf(id, o)
-}
-
-// app is the groups of a partition as a node has them, with what the simulator wants
-// to know of them and what a planted fault does to them.
-type app struct {
-	*consumer.App
-	n         *node
-	id        partition.PartitionID
-	restoring bool // applies again what the checkpoint does not have
-}
-
-func (n *node) newApp(id partition.PartitionID, rows partition.Rows) (partition.App, error) {
-	inner, err := consumer.NewApp(id, n.s.planted.rows(n, rows))
-	if err != nil {
-		return nil, err
-	}
-	a := &app{App: inner, n: n, id: id, restoring: true}
-	n.apps[id] = a
-	return a, nil
-}
-
-// Apply implements partition.App.
-func (a *app) Apply(at partition.Position, cmd []byte) (any, error) {
-	if a.n.s.planted.skips(a, cmd) {
-		return nil, nil
-	}
-	return a.App.Apply(at, cmd)
-}
-
-// net carries frames between nodes.
-type net struct {
-	s    *Sim
-	cuts map[[2]partition.NodeID]bool // from, to: nothing comes through
-	loss float64
-	twin float64       // comes twice
-	slow time.Duration // the most that a frame takes
-}
-
-func (t *net) carry(from *node, dest partition.NodeID, b []byte) {
-	to := t.s.node(dest)
-	if to == nil {
-		return
-	}
-	times := 1
-	if t.s.rand.net.Float64() < t.twin {
-		times = 2
-	}
-	for range times {
-		if t.cuts[[2]partition.NodeID{from.id, dest}] || t.s.rand.net.Float64() < t.loss {
-			t.s.count.lost++
-			continue
-		}
-		t.s.after(t.s.between(t.s.rand.net, 100*time.Microsecond, t.slow), "frame", func() {
-			if !to.up || t.cuts[[2]partition.NodeID{from.id, dest}] {
-				return
-			}
-			fs, err := partition.ParseFrames(b)
-			if err != nil {
-				t.s.fault("%v: %v", to.id, err)
-			}
-			to.core.Receive(from.id, fs)
-			to.kick()
-		})
-	}
-}
-
-var _ vfs.FS = (*disk)(nil)

@@ -35,6 +35,9 @@ type plan struct {
 	resets     bool
 	policies   []consumer.Policy
 	kinds      []string // of faults that happen
+	placed     bool     // replicas are where the metadata wants them
+	zones      []string
+	deadAfter  time.Duration // a node that is away so long is given up for what it holds
 	every      time.Duration
 }
 
@@ -46,7 +49,9 @@ var (
 )
 
 // Kinds lists what Options.Without can name.
-func Kinds() []string { return slices.Concat(faultKinds, operatorKinds, placeKinds) }
+func Kinds() []string {
+	return slices.Concat(faultKinds, operatorKinds, placeKinds, clusterKinds, []string{"cluster"})
+}
 
 func draw(o Options) plan {
 	r := source(o.Seed, "plan")
@@ -93,7 +98,7 @@ func draw(o Options) plan {
 		}
 		p.policies = append(p.policies, x)
 	}
-	for _, k := range Kinds() {
+	for _, k := range slices.Concat(faultKinds, operatorKinds, placeKinds) {
 		on := r.IntN(3) > 0
 		if on && !slices.Contains(o.Without, k) {
 			p.kinds = append(p.kinds, k)
@@ -110,6 +115,18 @@ func draw(o Options) plan {
 	} else if p.has("change") || p.has("lose") {
 		p.spares = r.IntN(3)
 	}
+	c := source(o.Seed, "placed")
+	if p.placed = p.nodes > 1 && (o.Cluster || c.IntN(2) == 0) && !slices.Contains(o.Without, "cluster"); p.placed {
+		p.spares = 0
+		p.zones = [][]string{{""}, {""}, {"a", "b", "c"}, {"a", "b"}}[c.IntN(4)]
+		p.deadAfter = time.Duration(5<<c.IntN(4)) * time.Second
+		p.kinds = slices.DeleteFunc(p.kinds, func(k string) bool { return k == "change" || k == "transfer" })
+		for _, k := range clusterKinds {
+			if c.IntN(3) > 0 && !slices.Contains(o.Without, k) {
+				p.kinds = append(p.kinds, k)
+			}
+		}
+	}
 	return p
 }
 
@@ -117,6 +134,10 @@ func (p *plan) has(kind string) bool { return slices.Contains(p.kinds, kind) }
 
 // String tells what there is, in one line.
 func (p plan) String() string {
-	return fmt.Sprintf("%d nodes and %d, %d partitions, %d groups of %d members, %d publishers, %d keys, %v; %v",
+	how := ""
+	if p.placed {
+		how = fmt.Sprintf("a cluster, zones %q, nodes dead after %v; ", p.zones, p.deadAfter)
+	}
+	return how + fmt.Sprintf("%d nodes and %d, %d partitions, %d groups of %d members, %d publishers, %d keys, %v; %v",
 		p.nodes, p.spares, p.parts, p.groups, p.members, p.publishers, p.keys, p.length, p.kinds)
 }

@@ -13,6 +13,9 @@ func (o Options) Command() string {
 	if o.Nodes != 0 {
 		fmt.Fprintf(&b, " -nodes %d", o.Nodes)
 	}
+	if o.Cluster {
+		b.WriteString(" -cluster")
+	}
 	if o.Live {
 		b.WriteString(" -live")
 	}

@@ -21,6 +21,9 @@ type Options struct {
 	Seed uint64
 	// Nodes is how many nodes there are, 1 or 3; 0: the seed says.
 	Nodes int
+	// Cluster has replicas be where the cluster's metadata wants them; otherwise the
+	// seed says whether they are.
+	Cluster bool
 	// Live heals everything after a while, and demands that all is delivered and
 	// settled then. Otherwise faults go on to the end.
 	Live bool
@@ -98,16 +101,19 @@ type Sim struct {
 	fiber   *fiber
 	fibers  map[*fiber]func()
 
-	nodes   []*node
-	net     *net
-	judge   *judge
-	clients []client
-	seen    map[seenKey]seen
-	sent    map[string]*message
-	planted plant
-	had     map[partition.PartitionID]bool // a leader, since all was healed
-	healed  bool
-	hangs   *node // its disk does, for good
+	nodes    []*node
+	net      *net
+	judge    *judge
+	clients  []client
+	seen     map[seenKey]seen
+	sent     map[string]*message
+	planted  plant
+	had      map[partition.PartitionID]bool // a leader, since all was healed
+	healed   bool
+	healedAt time.Duration
+	hangs    *node // its disk does, for good
+	unsure   bool  // a node is no good, and the others cannot all know
+	cluster  *cluster
 
 	count  Count
 	events int
@@ -186,7 +192,27 @@ func (s *Sim) run() {
 	s.count.Nodes = s.plan.nodes
 	s.say("seed %d: %v", s.plan.seed, s.plan)
 	s.net = &net{s: s, cuts: make(map[[2]partition.NodeID]bool), slow: 2 * time.Millisecond}
-	s.judge = s.newJudge()
+	if s.plan.placed {
+		s.cluster = &cluster{s: s, r: source(s.plan.seed, "cluster")}
+		s.judge = s.newJudge()
+		s.found(s.begin)
+	} else {
+		s.judge = s.newJudge()
+		s.scatter()
+		s.begin()
+	}
+	for len(s.heap) > 0 && (s.options.Events == 0 || s.events < s.options.Events) {
+		e := heap.Pop(&s.heap).(*event)
+		s.now = e.at
+		s.events++
+		_, _ = s.hash.WriteString(e.what)
+		s.note(uint64(e.at))
+		e.do()
+	}
+}
+
+// scatter has partitions begin on the first nodes, at once.
+func (s *Sim) scatter() {
 	for i := range s.plan.nodes + s.plan.spares {
 		n := &node{s: s, id: partition.NodeID(i + 1), disk: newEmptyDisk(), held: make(map[partition.PartitionID]*place)}
 		s.nodes = append(s.nodes, n)
@@ -201,8 +227,19 @@ func (s *Sim) run() {
 			s.fault("%v", err)
 		}
 	}
+}
+
+// begin has everybody begin who uses the broker, or breaks it.
+func (s *Sim) begin() {
 	s.clientele()
-	s.placers()
+	if s.cluster != nil {
+		s.cluster.attend()
+		s.cluster.steward = &steward{s: s, r: source(s.plan.seed, "steward")}
+		s.clients = append(s.clients, s.cluster.steward)
+		s.after(2*time.Second, "steward", s.cluster.steward.loop)
+	} else {
+		s.placers()
+	}
 	s.faults()
 	s.after(s.plan.length, "end of faults", func() {
 		if s.options.Live {
@@ -211,14 +248,6 @@ func (s *Sim) run() {
 			s.over("the time is up")
 		}
 	})
-	for len(s.heap) > 0 && (s.options.Events == 0 || s.events < s.options.Events) {
-		e := heap.Pop(&s.heap).(*event)
-		s.now = e.at
-		s.events++
-		_, _ = s.hash.WriteString(e.what)
-		s.note(uint64(e.at))
-		e.do()
-	}
 }
 
 // found ends a run.

@@ -4,6 +4,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strings"
 	"testing"
 	"time"
@@ -15,14 +16,22 @@ var (
 	fromFlag    = flag.Uint64("from", 1, "the first of them")
 	nodesFlag   = flag.Int("nodes", 0, "so many nodes; 0: the seed says")
 	liveFlag    = flag.Bool("live", false, "heal, and demand that all gets done")
+	clusterFlag = flag.Bool("cluster", false, "replicas are where the cluster's metadata wants them")
 	withoutFlag = flag.String("without", "", "kinds of faults that do not happen, with commas")
 	eventsFlag  = flag.Int("events", 0, "end after so many events")
 	plantFlag   = flag.String("plant", "", "put this fault into the runs")
 	linesFlag   = flag.Bool("lines", false, "print every line of the trace")
 )
 
+// A run makes much that is soon garbage, and holds little.
+func init() {
+	if os.Getenv("GOGC") == "" {
+		debug.SetGCPercent(800)
+	}
+}
+
 func options(seed uint64) Options {
-	o := Options{Seed: seed, Nodes: *nodesFlag, Live: *liveFlag, Events: *eventsFlag, Plant: *plantFlag}
+	o := Options{Seed: seed, Nodes: *nodesFlag, Cluster: *clusterFlag, Live: *liveFlag, Events: *eventsFlag, Plant: *plantFlag}
 	if *withoutFlag != "" {
 		o.Without = strings.Split(*withoutFlag, ",")
 	}
@@ -61,15 +70,15 @@ func TestSeed(t *testing.T) {
 // to get done. One of a hundred runs twice and has to be the same.
 func TestSeeds(t *testing.T) {
 	n := uint64(*seedsFlag)
-	quiet := n == 0
+	first, quiet := *fromFlag, n == 0
 	if quiet {
-		n = 8
+		first, n = 12, 8
 	}
 	var sum Count
 	var simulated time.Duration
 	began, said := time.Now(), time.Now()
 	for i := range n {
-		o := options(*fromFlag + i)
+		o := options(first + i)
 		o.Live = o.Live || o.Seed%5 == 0
 		res := Run(o)
 		if i%100 == 0 && res.Err == nil {
@@ -97,7 +106,7 @@ func TestSeeds(t *testing.T) {
 
 // TestSameSeedSameHistory: a seed is a history.
 func TestSameSeedSameHistory(t *testing.T) {
-	for _, o := range []Options{{Seed: 3, Nodes: 1}, {Seed: 6, Nodes: 3}, {Seed: 10, Nodes: 3, Live: true}} {
+	for _, o := range []Options{{Seed: 12, Nodes: 1}, {Seed: 6, Nodes: 3}, {Seed: 10, Nodes: 3, Live: true}} {
 		a, b := Run(o), Run(o)
 		if a.Trace != b.Trace || a.Events != b.Events || a.Time != b.Time {
 			t.Errorf("%s: %d events and %016x, then %d events and %016x", o.Command(), a.Events, a.Trace, b.Events, b.Trace)
@@ -108,6 +117,24 @@ func TestSameSeedSameHistory(t *testing.T) {
 	}
 	if a, b := Run(Options{Seed: 3}), Run(Options{Seed: 4}); a.Trace == b.Trace {
 		t.Error("two seeds have one history")
+	}
+}
+
+// TestCluster: nodes come and go, and replicas are where the metadata wants them, while
+// there are faults; and when they end all is as it should be.
+func TestCluster(t *testing.T) {
+	var sum Count
+	for _, o := range []Options{{Seed: 1, Nodes: 3, Cluster: true}, {Seed: 2022, Nodes: 3, Cluster: true, Live: true}, {Seed: 5, Nodes: 3, Cluster: true, Live: true}} {
+		res := Run(o)
+		if res.Err != nil {
+			t.Fatal(report(res))
+		}
+		sum.add(res.Count)
+	}
+	for _, what := range []string{"node joined", "node removed", "drain", "move", "join", "add", "promote", "demote", "erase"} {
+		if sum.placed[what] == 0 {
+			t.Errorf("of what a cluster goes through %q did not happen: %v", what, sum)
+		}
 	}
 }
 
@@ -141,7 +168,10 @@ func TestTeeth(t *testing.T) {
 		t.Run(p.Name, func(t *testing.T) {
 			// The first of them finds it; it may be another one when the broker changes.
 			for seed := p.Seed; seed < p.Seed+30; seed++ {
-				o := Options{Seed: seed, Plant: p.Name, Nodes: p.Nodes, Live: p.Live}
+				o := Options{Seed: seed, Plant: p.Name, Nodes: p.Nodes, Live: p.Live, Cluster: p.Cluster}
+				if !p.Cluster {
+					o.Without = []string{"cluster"}
+				}
 				res := Run(o)
 				if res.Err == nil {
 					continue
@@ -160,7 +190,7 @@ func TestTeeth(t *testing.T) {
 
 // TestShrink: what fails is cut short, and still fails by the line that it prints.
 func TestShrink(t *testing.T) {
-	res := Run(Options{Seed: 2, Plant: "short-replay"})
+	res := Run(Options{Seed: 12, Plant: "short-replay"})
 	if res.Err == nil {
 		t.Fatal("nothing to cut short")
 	}
@@ -168,7 +198,7 @@ func TestShrink(t *testing.T) {
 	if short.Err == nil || len(short.Options.Without) == 0 {
 		t.Fatalf("cut short to %+v: %v", short.Options, short.Err)
 	}
-	if want := "go test ./internal/sim -run TestSeed$ -seed 2 -without "; !strings.HasPrefix(short.Options.Command(), want) {
+	if want := "go test ./internal/sim -run TestSeed$ -seed 12 -without "; !strings.HasPrefix(short.Options.Command(), want) {
 		t.Fatalf("see it again with %q", short.Options.Command())
 	}
 	if again := Run(short.Options); again.Err == nil || again.Err.Error() != short.Err.Error() {
