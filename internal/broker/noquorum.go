@@ -50,7 +50,7 @@ func (b *Broker) noQuorum(err error) *refusal {
 		return nil
 	}
 	return &refusal{reason: "NO_QUORUM", retryAfter: time.Second, text: fmt.Sprintf(
-		"%s has too few of its replicas: of the %d nodes that have one, %s not there; nothing was done, and it goes on when a majority is back",
+		"%s has too few of its replicas: of the %d nodes that have one, %s not there; bring them back, it goes on when a majority is there",
 		b.partitionName(not.Partition), len(away)+b.there(not.Partition), nodesAre(away))}
 }
 
