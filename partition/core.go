@@ -525,7 +525,13 @@ func (c *core) fail(r *replica, err error) {
 func (c *core) drop(id PartitionID) (*write, error) {
 	r := c.replicas[id]
 	if r == nil {
-		return nil, nil
+		// It may have been dropped a moment ago, by a call that was given up: who asks
+		// again has to wait for the disk, too.
+		p, err := c.store.Commit(c.store.NewBatch())
+		if err != nil {
+			return nil, err
+		}
+		return &write{pending: p}, nil
 	}
 	wb := c.store.NewBatch()
 	if err := wb.DropPartition(uint64(id)); err != nil {

@@ -193,7 +193,7 @@ func (h *Host) Drop(ctx context.Context, id PartitionID) error {
 			return
 		}
 		w, err := h.core.drop(id)
-		if err != nil || w == nil {
+		if err != nil {
 			reply(err)
 			return
 		}

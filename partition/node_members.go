@@ -22,13 +22,12 @@ func (n *Node) JoinAs(id PartitionID, self ReplicaID) (*Write, error) {
 }
 
 // DropNow is Drop without the wait: the replica is gone when the Write is durable.
-// There is none when there was no replica.
 func (n *Node) DropNow(id PartitionID) (*Write, error) {
 	n.mu.Lock()
 	delete(n.shelves, id)
 	n.mu.Unlock()
 	w, err := n.core.drop(id)
-	if err != nil || w == nil {
+	if err != nil {
 		return nil, err
 	}
 	return &Write{w}, nil

@@ -415,3 +415,22 @@ func TestAppliedChangeIsOnDisk(t *testing.T) {
 		}
 	}
 }
+
+// Who drops a partition again that another call has dropped a moment ago waits for the
+// disk, too: a power cut could bring it back until then.
+func TestDropAgainWaits(t *testing.T) {
+	n := newRig(t, 1, 1).nodes[1]
+	first, err := n.core.drop(1)
+	if err != nil || first.pending == nil {
+		t.Fatalf("%v, %v", first, err)
+	}
+	again, err := n.core.drop(1)
+	if err != nil || again == nil || again.pending == nil {
+		t.Fatalf("the second call waits for %v, %v: want a write to be synced", again, err)
+	}
+	for _, w := range []*write{first, again} {
+		if err := w.pending.Wait(); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -57,14 +57,14 @@ func (a *agent) erase(ctx context.Context, id partition.PartitionID, r partition
 	info, err := a.b.host.Info(id)
 	switch {
 	case errors.As(err, new(*partition.ErrUnknownPartition)):
+		// Erased before: that may yet be on its way to the disk.
 	case err != nil:
 		return err
 	case info.Replica != r:
 		return &partition.ErrOtherReplica{Partition: id, Have: info.Replica, Want: r}
-	default:
-		if err := a.b.host.Drop(ctx, id); err != nil {
-			return err
-		}
+	}
+	if err := a.b.host.Drop(ctx, id); err != nil {
+		return err
 	}
 	return a.sayErased(ctx, id, r)
 }

@@ -186,13 +186,16 @@ func (d *deputy) erase(id partition.PartitionID, r partition.ReplicaID, done fun
 	info, err := n.core.Info(id)
 	switch {
 	case err != nil:
-		done(nil) // it is not there
-		return
+		// Erased before: that may yet be on its way to the disk.
 	case r != 0 && info.Replica != r:
 		done(&partition.ErrOtherReplica{Partition: id, Have: info.Replica, Want: r})
 		return
 	}
-	n.s.judge.erasing(n, id, info.Replica)
+	if err == nil {
+		n.s.judge.erasing(n, id, info.Replica)
+		n.s.say("%v erases replica %v of %v", n.id, info.Replica, id)
+		n.s.count.placed["erase"]++
+	}
 	pl := n.held[id]
 	if pl != nil {
 		pl.out = true
@@ -202,18 +205,12 @@ func (d *deputy) erase(id partition.PartitionID, r partition.ReplicaID, done fun
 		n.broke(err)
 		return
 	}
-	n.s.say("%v erases replica %v of %v", n.id, info.Replica, id)
-	n.s.count.placed["erase"]++
 	delete(n.apps, id)
 	gone := func() {
 		if n.held[id] == pl {
 			delete(n.held, id)
 		}
 		done(nil)
-	}
-	if w == nil {
-		gone()
-		return
 	}
 	n.fly(w, gone)
 	n.send()

@@ -80,10 +80,6 @@ func (n *node) erase(p partition.PartitionID) {
 	n.s.say("%v erases replica %v of %v", n.id, pl.id, p)
 	delete(n.apps, p)
 	n.s.count.placed["erase"]++
-	if w == nil {
-		gone()
-		return
-	}
 	n.fly(w, gone)
 	n.send()
 }
