@@ -106,7 +106,7 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 		case g.paused:
 			whole("PAUSED", g.firstWaiting(), "the group is paused: resume it to go on")
 		case !g.room() && at.End > g.scanned:
-			whole("DEFERRED_LIMIT", g.scanned, fmt.Sprintf("%d messages wait behind blocked or slow keys, and the group's max_deferred is %d: it looks no further until fewer wait", g.waiting(), p.MaxDeferred))
+			whole("DEFERRED_LIMIT", g.scanned, deferredLimit(g.waiting(), g.policy.MaxDeferred))
 		case g.count[inFlight] >= uint64(p.MaxInFlightPartition):
 			whole("IN_FLIGHT_LIMIT", g.firstWaiting(), fmt.Sprintf("%d deliveries are out, and the group's max_in_flight_partition is %d: settle some", g.count[inFlight], p.MaxInFlightPartition))
 		case g.hand != nil:
@@ -251,7 +251,7 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis, explain fun
 	case c[inFlight] >= uint64(g.policy.MaxInFlightPartition):
 		return fmt.Sprintf("%d deliveries are out, and the group allows %d in a partition", c[inFlight], g.policy.MaxInFlightPartition)
 	case !g.room() && unseen > 0:
-		return fmt.Sprintf("%d messages wait behind blocked or slow keys, and the group's max_deferred is %d: it looks no further until fewer wait", g.waiting(), g.policy.MaxDeferred)
+		return deferredLimit(g.waiting(), g.policy.MaxDeferred)
 	case g.policy.Mode == ByPartition && c[inFlight] > 0:
 		return "one message of the partition is out, and the group takes one at a time"
 	case g.policy.Mode == ByPartition && c[failed] > 0:
@@ -367,4 +367,14 @@ func (g *group) where(o partition.Offset, hash uint64, now partition.Millis) Mes
 		res.State = "acked"
 	}
 	return res
+}
+
+// deferredLimit says why a group looks no further. What was out when the limit was
+// reached, and failed since, waits beyond it.
+func deferredLimit(waiting uint64, most uint32) string {
+	beyond := ""
+	if waiting > uint64(most) {
+		beyond = ", and what was out and failed since comes on top"
+	}
+	return fmt.Sprintf("%d messages wait behind blocked or slow keys, and the group's max_deferred is %d%s: it looks no further until fewer wait", waiting, most, beyond)
 }
