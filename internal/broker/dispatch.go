@@ -34,7 +34,7 @@ type dispatch struct {
 	nodes  map[partition.NodeID]*remote               // guarded by mu
 	pipes  map[partition.NodeID]*pipe                 // guarded by mu
 	lanes  map[partition.PartitionID]*lane            // guarded by mu: with batches on their way elsewhere
-	aloft  map[partition.PartitionID]int              // guarded by mu: batches on their way to this node's host
+	aloft  map[partition.PartitionID]ownFlight        // guarded by mu: batches on their way to this node's host
 	queued int                                        // guarded by mu: bytes in lanes
 	shut   bool                                       // guarded by mu: the node stops
 }
@@ -44,7 +44,7 @@ var _ partitions = (*dispatch)(nil)
 func newDispatch(b *Broker, peers *Peers) *dispatch {
 	return &dispatch{
 		b: b, own: own{b}, peers: peers, hints: map[partition.PartitionID]partition.NodeID{}, nodes: map[partition.NodeID]*remote{},
-		pipes: map[partition.NodeID]*pipe{}, lanes: map[partition.PartitionID]*lane{}, aloft: map[partition.PartitionID]int{},
+		pipes: map[partition.NodeID]*pipe{}, lanes: map[partition.PartitionID]*lane{}, aloft: map[partition.PartitionID]ownFlight{},
 	}
 }
 

@@ -23,8 +23,9 @@ const (
 // refused goes again, in order, once everything that was sent has its answer.
 //
 //	submit ──► queue: [sent, sent │ refused │ waiting] ──► pipe of the leader's node
-//	             ▲                     │ all answered: look for the leader, send again
-//	             └─────────────────────┘
+//	   │         ▲   ▲                 │ all answered: look for the leader, send again
+//	   │         │   └─────────────────┘
+//	   └─led here, and no lane──► own host: what it refuses, since it lost the lead
 //
 // A batch of which nobody knows whether it was stored goes again if it is harmless
 // twice. If not, that is its answer, and what stands behind it is refused, so that
@@ -125,13 +126,17 @@ func (f farSource) PublishBatch(id uint64, b record.Batch, done func([]partition
 // publish stores a batch here by its source, or puts it into its lane.
 func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]partition.Stored, error)) error {
 	pid := partition.PartitionID(id)
-	if d.takeOff(pid) {
+	if number := d.takeOff(pid); number > 0 {
 		if r := d.b.disk.refuse(); r != nil {
 			d.land(pid)
 			return r
 		}
 		err := d.misled(pid, here.PublishBatch(id, b, func(stored []partition.Stored, err error) {
-			done(stored, err) // first: then who gave it knows
+			if err != nil {
+				d.fellBack(pid, number, b, done, err)
+				return
+			}
+			done(stored, nil) // first: then who gave it knows
 			d.land(pid)
 		}))
 		if err == nil {
@@ -148,16 +153,7 @@ func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]p
 	if d.shut {
 		return &partition.ErrStopped{}
 	}
-	if d.aloft[pid] > 0 {
-		// It was led here a moment ago. What is on its way may yet be refused, and
-		// nothing may be stored behind that until its publisher has heard.
-		return &partition.ErrFull{Partition: pid, RetryAfter: laneFull}
-	}
-	l := d.lanes[pid]
-	if l == nil {
-		l = &lane{d: d, id: pid}
-		d.lanes[pid] = l
-	}
+	l := d.lane(pid)
 	if len(l.queue) > 0 && l.bytes+size > laneBytes || d.queued > 0 && d.queued+size > lanesBytes {
 		return &partition.ErrFull{Partition: pid, RetryAfter: laneFull}
 	}
@@ -171,31 +167,20 @@ func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]p
 	return nil
 }
 
-// takeOff counts a batch that goes to this node's host past the lanes, if it may:
-// the partition is led here, and nothing of it is on its way elsewhere.
-func (d *dispatch) takeOff(id partition.PartitionID) bool {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.shut || d.lanes[id] != nil || d.leader1(id) != d.b.cfg.Node {
-		return false
+// lane finds the lane of a partition, or makes one. mu is held.
+func (d *dispatch) lane(id partition.PartitionID) *lane {
+	l := d.lanes[id]
+	if l == nil {
+		l = &lane{d: d, id: id, next: d.aloft[id].last}
+		d.lanes[id] = l
 	}
-	d.aloft[id]++
-	return true
-}
-
-// land counts one that has its answer, or was not taken.
-func (d *dispatch) land(id partition.PartitionID) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.aloft[id]--; d.aloft[id] == 0 {
-		delete(d.aloft, id)
-	}
+	return l
 }
 
 // send gives what was not sent to the pipe of the leader's node. d.mu is held.
 func (l *lane) send() {
 	n := l.d.leader1(l.id)
-	if l.sent > 0 && n != l.to {
+	if l.sent > 0 && n != l.to || l.d.aloft[l.id].n > 0 {
 		l.stops = errMoved
 		return
 	}
@@ -264,16 +249,28 @@ func (l *lane) answer(x *parcel, stored []partition.Stored, err error) {
 	if x.sent { // else it goes again
 		over = append(over, x)
 	}
-	if l.sent == 0 && l.stops != nil {
-		over = append(over, l.drained()...)
+	over = append(over, l.goOn()...)
+	d.mu.Unlock()
+	tell(over)
+}
+
+// goOn goes on if everything that was sent has its answer. It returns the parcels
+// that are over. d.mu is held.
+func (l *lane) goOn() (over []*parcel) {
+	if l.sent == 0 && l.stops != nil && l.timer == nil && l.d.aloft[l.id].n == 0 {
+		over = l.drained()
 	}
 	if len(l.queue) == 0 {
 		l.stops, l.wait = nil, 0
 		if !l.closed {
-			delete(d.lanes, l.id)
+			delete(l.d.lanes, l.id)
 		}
 	}
-	d.mu.Unlock()
+	return over
+}
+
+// tell tells what became of parcels.
+func tell(over []*parcel) {
 	for _, x := range over {
 		if x.err != nil {
 			x.done(nil, x.err)
@@ -323,7 +320,7 @@ func (l *lane) drained() (over []*parcel) {
 	end := func(x *parcel) {
 		switch {
 		case x.maybe:
-			x.err = &partition.ErrOutcomeUnknown{Partition: l.id, Why: "the connection to its leader broke, and no leader was found in time"}
+			x.err = &partition.ErrOutcomeUnknown{Partition: l.id, Why: "its leader was lost, and no other was found in time"}
 		case x.err == nil || errors.As(x.err, new(*errUnreached)) || errors.As(x.err, new(*partition.ErrOutcomeUnknown)):
 			x.err = refused(l.id, why)
 			if errors.As(x.err, new(*partition.ErrOutcomeUnknown)) || errors.Is(x.err, errMoved) {
@@ -369,9 +366,7 @@ func (l *lane) again() {
 		l.send()
 	}
 	l.d.mu.Unlock()
-	for _, x := range over {
-		x.done(nil, x.err)
-	}
+	tell(over)
 }
 
 // close ends all lanes: what waits is refused, what was sent is not known.
@@ -390,9 +385,7 @@ func (d *dispatch) close() {
 		}
 	}
 	d.mu.Unlock()
-	for _, x := range over {
-		x.done(nil, x.err)
-	}
+	tell(over)
 	for _, p := range pipes {
 		p.end()
 	}

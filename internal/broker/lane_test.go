@@ -95,7 +95,7 @@ func TestLaneWaitsForItsAnswers(t *testing.T) {
 }
 
 // A batch that goes to this node's own log may be refused, too, when another node
-// comes to lead: what follows is held back until its publisher has heard.
+// comes to lead: what follows is held back until it has its answer.
 func TestNothingPassesOwnBatches(t *testing.T) {
 	t.Parallel()
 	d, id, lead := moving(t)
@@ -111,22 +111,141 @@ func TestNothingPassesOwnBatches(t *testing.T) {
 		t.Fatal(err)
 	}
 	lead(ownerNode)
-	if _, err := d.send(t, id, "b"); !errors.As(err, new(*partition.ErrFull)) {
-		t.Errorf("%v: it goes to the new leader, and may be stored before what the old one refuses", err)
+	next, err := d.send(t, id, "b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	d.mu.Lock()
+	sent, aloft := d.lanes[id].sent, d.aloft[id].n
+	d.mu.Unlock()
+	if sent != 0 || aloft != 1 {
+		t.Errorf("%d batches are on their way to the new leader, and %d to the old one, which may refuse it", sent, aloft)
 	}
 	close(held)
 	if err := <-viewed; err != nil {
 		t.Fatal(err)
 	}
 	(<-first).at(t, 0)
-	waitFor(t, func() bool {
+	(<-next).at(t, 0) // in the owner's log
+	eventually(t, "the lane is gone", func() bool {
 		d.mu.Lock()
 		defer d.mu.Unlock()
-		return d.aloft[id] == 0
+		return len(d.lanes) == 0 && len(d.aloft) == 0 && d.queued == 0
 	})
-	next, err := d.send(t, id, "b")
+}
+
+// ownHost takes batches and has the test answer them.
+type ownHost struct {
+	outlet
+	taken []func([]partition.Stored, error)
+}
+
+func (h *ownHost) PublishBatch(_ uint64, _ record.Batch, done func([]partition.Stored, error)) error {
+	h.taken = append(h.taken, done)
+	return nil
+}
+
+// give publishes one message by the host, with an id or without.
+func (h *ownHost) give(t *testing.T, d *dispatch, id partition.PartitionID, text string, named bool) <-chan published {
+	t.Helper()
+	r := record.Record{Body: []byte(text)}
+	if named {
+		r.ID = text
+	}
+	b, _, err := record.Parse(record.Append(nil, record.Meta{}, []record.Record{r}))
 	if err != nil {
 		t.Fatal(err)
 	}
-	(<-next).at(t, 0) // in the owner's log
+	answer := make(chan published, 1)
+	if err := d.publish(h, uint64(id), b, func(stored []partition.Stored, err error) { answer <- published{stored, err} }); err != nil {
+		t.Fatal(err)
+	}
+	return answer
+}
+
+// What this node refuses since it lost the lead is stored where it is led now, in the
+// order in which it came, and so is what came behind; then the lead comes back.
+func TestOwnBatchesFollowTheLead(t *testing.T) {
+	t.Parallel()
+	d, id, lead := moving(t)
+	lead(edgeNode)
+	h := &ownHost{}
+	var answers []<-chan published
+	for _, text := range []string{"a", "b", "c"} {
+		answers = append(answers, h.give(t, d, id, text, true))
+	}
+	lead(ownerNode)
+	answers = append(answers, h.give(t, d, id, "d", true))
+	if len(h.taken) != 3 {
+		t.Fatalf("the host was given %d", len(h.taken))
+	}
+	moved := &partition.ErrNotLeader{Partition: id, Leader: ownerNode}
+	h.taken[1](nil, moved)
+	h.taken[0](nil, moved)
+	// The last one may be stored, or not; with an id it can go again.
+	h.taken[2](nil, &partition.ErrOutcomeUnknown{Partition: id, Why: "it lost the lead"})
+	for i, answer := range answers {
+		(<-answer).at(t, partition.Offset(i))
+	}
+	back, err := d.send(t, id, "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	(<-back).at(t, 4)
+	lead(edgeNode)
+	for i := range 3 { // its own log, which has nothing yet
+		own, err := d.send(t, id, string(rune('f'+i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		(<-own).at(t, partition.Offset(i))
+	}
+}
+
+// Of a batch without an id nobody knows whether it was stored: it does not go again,
+// and what stands behind it is refused, not stored. What was before it is.
+func TestOwnBatchesBehindAnUnknownOne(t *testing.T) {
+	t.Parallel()
+	d, id, lead := moving(t)
+	lead(edgeNode)
+	h := &ownHost{}
+	before, unknown, behind := h.give(t, d, id, "a", true), h.give(t, d, id, "b", false), h.give(t, d, id, "c", true)
+	lead(ownerNode)
+	waiting := h.give(t, d, id, "d", true)
+	moved := &partition.ErrNotLeader{Partition: id, Leader: ownerNode}
+	h.taken[0](nil, moved)
+	h.taken[1](nil, &partition.ErrOutcomeUnknown{Partition: id, Why: "it lost the lead"})
+	if p := <-unknown; !errors.As(p.err, new(*partition.ErrOutcomeUnknown)) {
+		t.Errorf("the unknown one: %v, %v", p.stored, p.err)
+	}
+	h.taken[2](nil, moved)
+	for _, answer := range []<-chan published{behind, waiting} {
+		if p := <-answer; !errors.As(p.err, new(*partition.ErrNotLeader)) {
+			t.Errorf("behind the unknown one: %v, %v", p.stored, p.err)
+		}
+	}
+	(<-before).at(t, 0)
+	next, err := d.send(t, id, "e")
+	if err != nil {
+		t.Fatal(err)
+	}
+	(<-next).at(t, 1)
+}
+
+// What the host refuses for the batch's own sake is its answer, and holds up nothing.
+func TestOwnRefusalsAreAnswers(t *testing.T) {
+	t.Parallel()
+	d, id, lead := moving(t)
+	lead(edgeNode)
+	h := &ownHost{}
+	first, second := h.give(t, d, id, "a", true), h.give(t, d, id, "b", true)
+	h.taken[0](nil, &partition.ErrDamaged{})
+	if p := <-first; !errors.As(p.err, new(*partition.ErrDamaged)) {
+		t.Errorf("%v", p.err)
+	}
+	h.taken[1]([]partition.Stored{{Offset: 7}}, nil)
+	(<-second).at(t, 7)
+	if len(d.lanes) != 0 || len(d.aloft) != 0 {
+		t.Errorf("%d lanes, %d on their way", len(d.lanes), len(d.aloft))
+	}
 }
