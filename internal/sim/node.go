@@ -120,7 +120,7 @@ func (n *node) start() error {
 	n.heard, n.there = make(map[partition.NodeID]time.Duration), make(map[partition.NodeID]bool)
 	n.hears, n.upAt = make(map[partition.NodeID]bool), make(map[partition.NodeID]time.Duration)
 	n.core, err = partition.OpenNode(partition.Config{
-		Node: n.id, Store: n.store, Now: n.clock, Seed: n.s.plan.seed<<8 ^ uint64(n.id)<<4 ^ uint64(n.boot)<<16 | 1,
+		Node: n.id, Store: n.store, Now: n.clock, Seed: source(n.s.plan.seed, fmt.Sprintf("proposals of %v, boot %d", n.id, n.boot)).Uint64() | 1,
 		Logger: n.s.logger(), CheckpointBytes: n.s.plan.checkpoint, TailCacheBytes: n.s.plan.tailCache, IDFilterBytes: 64 << 10,
 		SendSnapshot: noSnapshots, OnRole: n.role, FollowerBytes: n.s.plan.follower,
 		NewApp: func(id partition.PartitionID, rows partition.Rows) (partition.App, error) { return n.newApp(id, rows) },
