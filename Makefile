@@ -14,13 +14,18 @@ KILLS    ?= 10
 
 # Packages with goroutines of their own: their tests run again under the race
 # detector, shortened (-short), since it makes them about ten times slower.
-RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/peer/... ./internal/retry/... ./loadtest/... ./cmd/strandmq/...
+RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/nemesis/... ./internal/peer/... ./internal/retry/... ./loadtest/... ./cmd/strandmq/...
 
 # What `make sim` runs: so many seeds from the first one on, or one alone; and flags.
 SEEDS    ?= 100
 FROM     ?= 1
 SEED     ?=
 SIM      ?=
+
+# What `make nemesis` does: so many faults of these kinds, by SEED if there is one; and flags.
+FAULTS   ?= 16
+KINDS    ?= all
+NEMESIS  ?=
 
 # How long `make fuzz` spends on each target, and which benchmarks run how.
 FUZZTIME  ?= 20s
@@ -35,7 +40,7 @@ MEMORY    ?= .*
 SIZES     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory fuzz sim generate generate-check lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory fuzz sim nemesis generate generate-check lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -109,6 +114,10 @@ sim: ## Whole brokers by a seed, with every fault: SEEDS=100 FROM=1, or SEED=42;
 	else \
 		$(GO) test -vet=off -count=1 -timeout 0 -v ./internal/sim -run 'TestSeeds$$' -seeds $(SEEDS) -from $(FROM) $(SIM); \
 	fi
+
+nemesis: ## Three real brokers under cuts, kills, full disks, power cuts (root): FAULTS=16 KINDS=all SEED=42
+	$(GO) test -vet=off -count=1 -timeout 0 -v ./cmd/strandmq -run '^TestNemesis$$' -nemesis.faults $(FAULTS) -nemesis.kinds '$(KINDS)' \
+		$(if $(SEED),-nemesis.seed $(SEED)) $(NEMESIS)
 
 generate: ## Generate Go code from proto/, and with node the JavaScript of the web test
 	cd proto && $(BUF) generate

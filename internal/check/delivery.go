@@ -276,8 +276,8 @@ func (j *judge) skipped(g Group, l *life, before, attempt uint32, from, to int) 
 // was handed out to them: of a group those without an answer, of one of its members
 // also those that were open as a node was killed.
 func (j *judge) lost(group, member string, from, to int) (n int) {
-	for _, c := range j.order {
-		if c.first.Kind != ReceiveCall || c.first.Group != group || !c.overlaps(from, to) {
+	for _, c := range j.takes[group] {
+		if !c.overlaps(from, to) {
 			continue
 		}
 		if c.last == nil && (member == "" || c.first.Member == member) || c.first.Member == member && j.cutOff(c, from, to) {
@@ -289,8 +289,8 @@ func (j *judge) lost(group, member string, from, to int) (n int) {
 
 // cutOff tells whether a call was open as a node was killed, in a span.
 func (j *judge) cutOff(c *call, from, to int) bool {
-	return slices.ContainsFunc(j.order, func(kill *call) bool {
-		return kill.first.Kind == KillCall && kill.overlaps(from, to) && kill.overlaps(c.begin, c.end)
+	return slices.ContainsFunc(j.kills, func(kill *call) bool {
+		return kill.overlaps(from, to) && kill.overlaps(c.begin, c.end)
 	})
 }
 

@@ -30,8 +30,8 @@ const (
 	SettleCall                    // Settlements
 	SettleReturn                  // Settled, unless Lost
 	SessionLeft                   // Group, Member: what it held was released
-	KillCall                      // nothing: a node is about to end, without a word
-	KillReturn                    // nothing: it has
+	KillCall                      // nothing: a node is about to end or to be cut off, without a word
+	KillReturn                    // nothing: it has ended, or is no longer cut off
 )
 
 // Event is one line of a history.
@@ -122,7 +122,7 @@ type History struct {
 	Routed bool
 	// Logged gives a message's hand-outs to a group as the log has them, in its order.
 	// With it an attempt that no member saw has to be one of them, and to have gone to a
-	// member that lost an answer, or that waited for one as a node was killed: what a
+	// member that lost an answer, or that waited for one as a node was killed or cut off: what a
 	// leader had handed out when it ended never came to the node that the member asked,
 	// and costs an attempt although that node answered. nil: nobody knows, and lost
 	// answers of the group are counted.
@@ -145,7 +145,7 @@ func (v Violation) String() string { return v.Promise + ": " + v.Text }
 
 // Promises judges a history.
 func Promises(h History) []Violation {
-	j := judge{h: h, log: map[Place]Message{}, calls: map[int]*call{}}
+	j := judge{h: h, log: map[Place]Message{}, calls: map[int]*call{}, takes: map[string][]*call{}}
 	j.index()
 	j.publishing()
 	for _, g := range h.Groups {
@@ -165,7 +165,9 @@ type judge struct {
 	h     History
 	log   map[Place]Message
 	calls map[int]*call
-	order []*call // by beginning
+	order []*call            // by beginning
+	kills []*call            // those of them that are KillCalls
+	takes map[string][]*call // and the ReceiveCalls of each group
 	found []Violation
 }
 
@@ -182,6 +184,12 @@ func (j *judge) index() {
 			c := &call{begin: i, end: -1, first: e}
 			j.calls[e.Call] = c
 			j.order = append(j.order, c)
+			switch e.Kind {
+			case KillCall:
+				j.kills = append(j.kills, c)
+			case ReceiveCall:
+				j.takes[e.Group] = append(j.takes[e.Group], c)
+			}
 		case PublishReturn, ReceiveReturn, SettleReturn, KillReturn:
 			c := j.calls[e.Call]
 			if c == nil {

@@ -1,0 +1,123 @@
+//go:build unix
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// devCluster is `strandmq dev` as a process.
+type devCluster struct {
+	t     *testing.T
+	cmd   *exec.Cmd
+	talk  lockedBuffer
+	nodes []devRow
+}
+
+// startDev starts a cluster and waits until it is whole. It ends with the test.
+func startDev(t *testing.T, binary, folder string, args ...string) *devCluster {
+	d := &devCluster{t: t}
+	d.cmd = exec.Command(binary, append([]string{"dev", "--data", folder, "--port", "0", "--output", "json"}, args...)...)
+	d.cmd.Stderr = &d.talk
+	out, err := d.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.stop)
+	line, err := bufio.NewReader(out).ReadBytes('\n')
+	var shown struct{ Nodes []devRow }
+	if err == nil {
+		err = json.Unmarshal(line, &shown)
+	}
+	if err != nil {
+		t.Fatalf("%v\n%s", err, d.talk.String())
+	}
+	d.nodes = shown.Nodes
+	return d
+}
+
+// stop has it end, with all its nodes.
+func (d *devCluster) stop() {
+	if d.cmd.ProcessState != nil {
+		return
+	}
+	_ = d.cmd.Process.Signal(syscall.SIGTERM)
+	if err := d.cmd.Wait(); err != nil {
+		d.t.Errorf("strandmq dev: %v\n%s", err, d.talk.String())
+	}
+}
+
+// showLogs shows the end of each node's log.
+func (d *devCluster) showLogs() {
+	d.t.Logf("strandmq dev says:\n%s", d.talk.String())
+	for _, n := range d.nodes {
+		b, _ := os.ReadFile(n.Log)
+		d.t.Logf("node n%d:\n%s", n.Node, b[max(0, len(b)-6000):])
+	}
+}
+
+// awaitThere waits until every node is there for the others.
+func (d *devCluster) awaitThere(api *clients) {
+	deadline := time.Now().Add(patience)
+	for {
+		res, err := ask(d.t.Context(), api.cluster.DescribeCluster, &strandmqv1.DescribeClusterRequest{})
+		there := 0
+		for _, n := range res.GetNodes() {
+			if n.SilentMs != nil && n.GetSilentMs() == 0 {
+				there++
+			}
+		}
+		if err == nil && there == len(d.nodes) {
+			return
+		}
+		if time.Now().After(deadline) {
+			d.showLogs()
+			d.t.Fatalf("not every node is back: %d are, %v", there, err)
+		}
+		time.Sleep(50 * time.Millisecond) // between two looks
+	}
+}
+
+// A cluster of processes starts again what ends, and comes back in its folder with what
+// it holds.
+func TestDevAgain(t *testing.T) {
+	if testing.Short() {
+		t.Skip("three processes, twice")
+	}
+	t.Parallel()
+	binary, folder := buildBroker(t), filepath.Join(t.TempDir(), "cluster")
+	d := startDev(t, binary, folder, "--restart-after", "500ms")
+	if _, err := ask(t.Context(), dial(d.nodes[1].URL).topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: "kept", Partitions: 2}); err != nil {
+		t.Fatal(err)
+	}
+	// One that is killed is started again meanwhile.
+	if err := syscall.Kill(d.nodes[2].PID, syscall.SIGKILL); err != nil {
+		t.Fatal(err)
+	}
+	until(t, "node n3 is started again", func() bool { return strings.Contains(d.talk.String(), "node n3 is process ") })
+	d.awaitThere(dial(d.nodes[0].URL))
+	was := d.nodes
+	d.stop()
+	d = startDev(t, binary, folder)
+	for i, n := range d.nodes {
+		if n.URL != was[i].URL || n.PID == was[i].PID {
+			t.Errorf("node %d: %+v was %+v", n.Node, n, was[i])
+		}
+		if _, err := ask(t.Context(), dial(n.URL).topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: "kept"}); err != nil {
+			t.Errorf("node %d: %v", n.Node, err)
+		}
+	}
+}
