@@ -215,9 +215,9 @@ func (c *cluster) create(ids ...PartitionID) {
 // until waits for something to become true.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); time.Sleep(time.Millisecond) { // looks again
+	for end := time.Now().Add(soon); !ok(); time.Sleep(time.Millisecond) { // looks again
 		if time.Now().After(end) {
-			t.Fatalf("not in 20 seconds: %s", what)
+			t.Fatalf("not in %v: %s", soon, what)
 		}
 	}
 }

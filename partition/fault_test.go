@@ -91,7 +91,7 @@ func failNthWrite(t *testing.T, n int64) (hit bool) {
 			if !errors.Is(err, errorfs.ErrInjected) {
 				t.Fatalf("write %d: the host failed with %v", n, err)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(soon):
 			t.Fatalf("write %d: the host did not say that it failed", n)
 		}
 		if _, err := h.Publish(within(t), 1, batch("late")); !errors.As(err, &stopped) {
@@ -576,7 +576,7 @@ func TestPublishRefusesBadBatches(t *testing.T) {
 
 // deadline returns what tells that a test waited too long for something.
 func deadline() func() bool {
-	end := time.Now().Add(20 * time.Second)
+	end := time.Now().Add(soon)
 	return func() bool {
 		runtime.Gosched()
 		return time.Now().After(end)
@@ -608,7 +608,7 @@ func TestStallTurnsAway(t *testing.T) {
 	answers := make(chan error, 1000)
 	taken := 0
 	var full *ErrFull
-	for deadline := time.Now().Add(20 * time.Second); ; {
+	for deadline := time.Now().Add(soon); ; {
 		// Enough for all memory tables, and then only once the store is stuck.
 		for taken >= 200 && !store.Stalled() && time.Now().Before(deadline) {
 			runtime.Gosched()

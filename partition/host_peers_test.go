@@ -241,7 +241,7 @@ func TestLeadersDiskHangs(t *testing.T) {
 		}
 		return nil
 	}))
-	lame.stallAfter = 20 * time.Millisecond
+	lame.stallAfter = 200 * time.Millisecond // longer than a write in memory takes on a busy machine
 	lame.start()
 	c.isUp(1, true)
 	c.create(1)
@@ -267,7 +267,7 @@ func TestLeadersDiskHangs(t *testing.T) {
 		return false
 	})
 	until(t, "the node says that its disk hangs", func() bool { return c.stuck.Load() > 0 })
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), soon)
 	defer cancel()
 	for _, m := range c.nodes[1:] {
 		if info, _ := m.Info(1); info.Leading {

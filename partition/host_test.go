@@ -81,8 +81,12 @@ func (n *node) create(ids ...PartitionID) {
 // cleanCut keeps exactly what was synced.
 var cleanCut = vfs.CrashCloneCfg{}
 
+// soon bounds the waits for what comes within moments on a machine that does
+// nothing else.
+const soon = time.Minute
+
 func within(t testing.TB) context.Context {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), soon)
 	t.Cleanup(cancel)
 	return ctx
 }

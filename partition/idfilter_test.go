@@ -89,7 +89,7 @@ func TestIDsAreLearned(t *testing.T) {
 	n.start()
 	select {
 	case <-n.learned:
-	case <-time.After(20 * time.Second):
+	case <-time.After(soon):
 		t.Fatal("the ids are not read")
 	}
 	if err := n.View(within(t), 1, func(App, Position) {

@@ -13,10 +13,9 @@ import (
 	"github.com/strandmq/strandmq/partition/logstore"
 )
 
-// While the disk does not come back from an fsync, publishes are refused; when it
-// does not come back at all, the node stops, and everybody who waits is told,
-// although the fsync is still under way.
-func TestDiskHangs(t *testing.T) {
+// hungDisk is a host with a partition over a disk that does not come back from the
+// fsync of a publish that is on its way, until release is called.
+func hungDisk(t *testing.T, stop time.Duration) (h *Host, store *logstore.Store, answers <-chan error, release func()) {
 	var hold atomic.Bool
 	gate := make(chan struct{})
 	fs := errorfs.Wrap(vfs.NewCrashableMem(), errorfs.InjectorFunc(func(op errorfs.Op) error {
@@ -27,34 +26,63 @@ func TestDiskHangs(t *testing.T) {
 		return nil
 	}))
 	store, err := logstore.Open(logstore.Config{
-		FS: fs, Dir: "store", MemTableBytes: 4 << 20, CacheBytes: 8 << 20, StallAfter: 20 * time.Millisecond, StallStop: time.Second,
+		FS: fs, Dir: "store", MemTableBytes: 4 << 20, CacheBytes: 8 << 20,
+		StallAfter: 200 * time.Millisecond, StallStop: stop, // longer than a write in memory takes on a busy machine
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := Open(Config{Node: 1, Store: store})
-	if err != nil {
+	if h, err = Open(Config{Node: 1, Store: store}); err != nil {
 		t.Fatal(err)
 	}
 	if err := h.Create(within(t), 1); err != nil {
 		t.Fatal(err)
 	}
 	hold.Store(true)
-	answers := make(chan error, 1)
-	if err := h.PublishAsync(1, batch("on its way"), func(_ []Stored, err error) { answers <- err }); err != nil {
+	told := make(chan error, 1)
+	if err := h.PublishAsync(1, batch("on its way"), func(_ []Stored, err error) { told <- err }); err != nil {
 		t.Fatal(err)
 	}
-	late := deadline()
-	for store.Stuck() == 0 {
-		if late() {
-			t.Fatal("the store does not say that it is stuck")
-		}
-		time.Sleep(time.Millisecond) // between looks at the store's watch
+	return h, store, told, func() {
+		hold.Store(false)
+		close(gate)
 	}
+}
+
+// While the disk does not come back from an fsync, publishes are refused, until it
+// does.
+func TestDiskHangs(t *testing.T) {
+	t.Parallel() // it waits for clocks
+	h, store, answers, release := hungDisk(t, time.Hour)
+	until(t, "the store says that it is stuck", func() bool { return store.Stuck() > 0 })
 	var stuck *ErrDiskStuck
 	if _, err := h.Publish(within(t), 1, batch("late")); !errors.As(err, &stuck) || stuck.Partition != 1 || stuck.For == 0 {
 		t.Fatalf("a publish gives %v", err)
 	}
+	release()
+	if err := <-answers; err != nil {
+		t.Fatalf("what was on its way gives %v", err)
+	}
+	until(t, "publishes are taken again", func() bool {
+		_, err := h.Publish(within(t), 1, batch("again"))
+		if err != nil && !errors.As(err, &stuck) {
+			t.Fatal(err)
+		}
+		return err == nil
+	})
+	if err := h.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := store.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// When the disk does not come back at all, the node stops, and everybody who waits
+// is told, although the fsync is still under way.
+func TestDiskHangsForGood(t *testing.T) {
+	t.Parallel() // it waits for clocks
+	h, store, answers, release := hungDisk(t, time.Second)
 	var unknown *ErrOutcomeUnknown
 	if err := <-answers; !errors.As(err, &unknown) {
 		t.Fatalf("what was on its way gives %v", err)
@@ -67,8 +95,7 @@ func TestDiskHangs(t *testing.T) {
 	if _, err := h.Propose(within(t), 1, nil); !errors.As(err, &stopped) {
 		t.Fatalf("a command gives %v", err)
 	}
-	hold.Store(false)
-	close(gate)
+	release()
 	_ = h.Close()
 	_ = store.Close()
 }

@@ -18,7 +18,7 @@ import (
 // C5: no restart of anybody resets an attempt count or shortens a wait.
 func attemptsSurviveRestarts(t *testing.T, s *stage) {
 	policy := &strandmqv1.GroupPolicy{
-		MaxAttempts: proto.Uint32(5), BackoffMs: proto.Int64(150), BackoffMaxMs: proto.Int64(600), AckDeadlineMs: proto.Int64(30_000),
+		MaxAttempts: proto.Uint32(5), BackoffMs: proto.Int64(150), BackoffMaxMs: proto.Int64(600), AckDeadlineMs: proto.Int64(never),
 	}
 	wait := func(attempt int) time.Duration { return min(150*time.Millisecond<<(attempt-1), 600*time.Millisecond) }
 	y := s.scene(t, "c5", 1, policy, policy)
@@ -88,21 +88,22 @@ func crashAndHangCount(t *testing.T, s *stage) {
 	}
 	// The broker is killed right after a delivery. First, since the rest share it.
 	t.Run("broker_killed", func(t *testing.T) {
-		y := s.scene(t, "c6-broker", 1, policy(2000, 10_000), nil) // longer than a restart takes
+		y := s.scene(t, "c6-broker", 1, policy(never, never), nil)
 		y.publishNamed("a1", "a2")
 		d := y.desk(y.g1, "m")
 		for i := 1; i <= 3; i++ {
 			x := d.take(fmt.Sprintf("a1/%d", i))
 			s.restart()
-			if again := given(d.ask(t.Context(), 1, 0, false))(t); time.Now().Before(x.GetDeadline().AsTime()) && len(again) > 0 && again[0].GetToken() != x.GetToken() {
-				t.Errorf("the restart gave %s another token", x)
+			if again := given(d.ask(t.Context(), 1, 0, false))(t); len(again) != 1 || again[0].GetToken() != x.GetToken() {
+				t.Errorf("the restart made %v of %s, or gave it another token", again, x)
 			}
+			d.lapse(x)
 		}
 		ends(y, "lapse")
 	})
 	t.Run("crash", func(t *testing.T) {
 		t.Parallel()
-		y := s.scene(t, "c6-crash", 1, policy(60_000, 60_000), nil)
+		y := s.scene(t, "c6-crash", 1, policy(never, never), nil)
 		y.publishNamed("a1", "a2")
 		d := y.desk(y.g1, "m")
 		for i := 1; i <= 3; i++ {
@@ -148,7 +149,7 @@ func crashAndHangCount(t *testing.T, s *stage) {
 	})
 	t.Run("extended_for_ever", func(t *testing.T) {
 		t.Parallel()
-		const deadline, hold = 300 * time.Millisecond, 700 * time.Millisecond
+		const deadline, hold = 30 * time.Second, 30*time.Second + 500*time.Millisecond
 		y := s.scene(t, "c6-extend", 1, policy(deadline.Milliseconds(), hold.Milliseconds()), nil)
 		y.publishNamed("a1", "a2")
 		d := y.desk(y.g1, "m")
@@ -165,19 +166,20 @@ func crashAndHangCount(t *testing.T, s *stage) {
 						t.Errorf("%s was extended to %v, beyond its max hold, %v", x, r.GetDeadline().AsTime(), most)
 					}
 					return false
-				case "HELD_TOO_LONG", "STALE_DELIVERY": // at the limit, and past it
+				case "HELD_TOO_LONG":
 					return true
 				default:
 					t.Fatalf("extend: %v", r.GetProblem())
 					return true
 				}
 			})
-			if extended < 2 {
-				t.Errorf("%s was extended %d times, too few to tell anything", x, extended)
+			if extended == 0 {
+				t.Errorf("%s was never extended", x)
 			}
 			if held := time.Now(); held.Before(most.Add(-deadline)) {
 				t.Errorf("%s could not be extended at %v, well before its max hold, %v", x, held, most)
 			}
+			d.lapse(x) // a deadline can be brought near, also then
 		}
 		ends(y, "lapse")
 	})
@@ -185,7 +187,7 @@ func crashAndHangCount(t *testing.T, s *stage) {
 
 // C7: an old token changes nothing, whoever sends it and however often.
 func staleTokens(t *testing.T, s *stage) {
-	policy := &strandmqv1.GroupPolicy{BackoffMs: proto.Int64(0), AckDeadlineMs: proto.Int64(400), MaxAttempts: proto.Uint32(5)}
+	policy := &strandmqv1.GroupPolicy{BackoffMs: proto.Int64(0), AckDeadlineMs: proto.Int64(never), MaxAttempts: proto.Uint32(5)}
 	type play struct {
 		y    *scene
 		a, b *desk
@@ -204,15 +206,11 @@ func staleTokens(t *testing.T, s *stage) {
 			// heard of, loses its session; it comes back later with its token.
 			p.b = y.desk(y.g1, "b")
 		}
+		p.a.lapse(p.old)
 		plays = append(plays, p)
 	}
 	for _, p := range plays {
 		p.now = p.b.take("a1/2")
-		r := given(p.b.settle(p.now, extend, "", time.Minute))(t)
-		if r.GetProblem() != nil {
-			t.Fatalf("extend: %v", r.GetProblem())
-		}
-		p.now.Deadline = r.GetDeadline()
 	}
 	misuse := func(when string) {
 		for _, p := range plays {
@@ -267,7 +265,7 @@ func staleTokens(t *testing.T, s *stage) {
 // C10: a dead letter keeps everything of its message.
 func deadLettersWhole(t *testing.T, s *stage) {
 	y := s.scene(t, "c10", 3, &strandmqv1.GroupPolicy{
-		MaxAttempts: proto.Uint32(2), BackoffMs: proto.Int64(0), AckDeadlineMs: proto.Int64(30_000),
+		MaxAttempts: proto.Uint32(2), BackoffMs: proto.Int64(0), AckDeadlineMs: proto.Int64(never),
 	}, nil)
 	keys := [][]byte{[]byte("plain"), {0, 255, 1}, {0xff, 0xfe}, bytes.Repeat([]byte{7}, 4096), nil}
 	value := func(v string) *strandmqv1.Header_Value { return &strandmqv1.Header_Value{Value: v} }

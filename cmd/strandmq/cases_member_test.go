@@ -22,6 +22,7 @@ type seen struct {
 	*strandmqv1.Delivery
 	name, key string
 	at        time.Time // when the member had it
+	desk      *desk     // the member
 }
 
 // nameOf reads the name that a message carries in its first header.
@@ -149,6 +150,18 @@ func first(names ...string) (out []string) {
 	return out
 }
 
+// handled tells whether the members know that messages were acked.
+func (l *ledger) handled(names ...string) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, n := range names {
+		if _, ok := l.done[n]; !ok {
+			return false
+		}
+	}
+	return true
+}
+
 // ackedBefore says that messages were done before a moment.
 func (l *ledger) ackedBefore(at time.Time, names ...string) {
 	l.t.Helper()
@@ -202,7 +215,7 @@ func (d *desk) ask(ctx context.Context, n uint32, wait time.Duration, fresh bool
 	var got []seen
 	for _, x := range res.GetDeliveries() {
 		key, _ := messageKey(x.GetMessage())
-		s := seen{Delivery: x, name: nameOf(x.GetMessage()), key: string(key), at: time.Now()}
+		s := seen{Delivery: x, name: nameOf(x.GetMessage()), key: string(key), at: time.Now(), desk: d}
 		d.l.add(s)
 		got = append(got, s)
 	}
@@ -272,6 +285,37 @@ func (d *desk) done(x seen, action strandmqv1.SettleAction, reason string) *stra
 	return r
 }
 
+// doneAll acks many deliveries in one call, which must succeed.
+func (d *desk) doneAll(list []seen) {
+	d.y.t.Helper()
+	if len(list) == 0 {
+		return
+	}
+	req := &strandmqv1.SettleRequest{Topic: d.y.topic, Group: d.l.group, Member: d.name}
+	for _, x := range list {
+		req.Settlements = append(req.Settlements, &strandmqv1.Settlement{Token: x.GetToken(), Action: ack})
+		d.l.acking(x)
+	}
+	res := given(d.consume.Settle(d.y.t.Context(), req))(d.y.t)
+	for i, r := range res.GetResults() {
+		if r.GetProblem() != nil {
+			d.y.t.Fatalf("%s: the ack of %s: %v", d.l.group, list[i], r.GetProblem())
+		}
+		d.l.acked(list[i], true)
+	}
+}
+
+// lapse has the deadline of a delivery come at once, as that of a member that hangs does
+// in time, and gives it.
+func (d *desk) lapse(x seen) time.Time {
+	d.y.t.Helper()
+	r := given(d.settle(x, extend, "", millisecond))(d.y.t)
+	if r.GetProblem() != nil {
+		d.y.t.Fatalf("%s: the deadline of %s: %v", d.l.group, x, r.GetProblem())
+	}
+	return r.GetDeadline().AsTime()
+}
+
 // handle takes and acks messages one after the other, each with its first
 // attempt.
 func (d *desk) handle(names ...string) {
@@ -293,7 +337,8 @@ func (d *desk) die(name string, attempts int) {
 }
 
 // work handles what comes, by a rule that gives the action or false to leave
-// the delivery lying, until the context ends.
+// the delivery lying, until the context ends. An extend brings the deadline near. What
+// is settled after its deadline is refused and comes again: that is no fault.
 func (d *desk) work(ctx context.Context, rule func(seen) (strandmqv1.SettleAction, bool)) {
 	for ctx.Err() == nil {
 		got, err := d.ask(ctx, 10, 200*time.Millisecond, true)
@@ -306,7 +351,13 @@ func (d *desk) work(ctx context.Context, rule func(seen) (strandmqv1.SettleActio
 			if !answer {
 				continue
 			}
-			if r, err := d.settle(x, action, "the test says so", 0); err != nil || r.GetProblem() != nil {
+			delay := time.Duration(0)
+			if action == extend {
+				delay = millisecond
+			}
+			r, err := d.settle(x, action, "the test says so", delay)
+			late := r.GetProblem().GetReason() == "STALE_DELIVERY" && time.Now().After(x.GetDeadline().AsTime())
+			if err != nil || r.GetProblem() != nil && !late {
 				d.y.t.Errorf("%s: %s of %s: %v %v", d.l.group, action, x, err, r)
 			}
 		}
@@ -315,8 +366,3 @@ func (d *desk) work(ctx context.Context, rule func(seen) (strandmqv1.SettleActio
 
 // ackAll is the rule of a member without faults.
 func ackAll(seen) (strandmqv1.SettleAction, bool) { return ack, true }
-
-// pass waits until a moment that the broker named is over.
-func pass(at time.Time) {
-	time.Sleep(time.Until(at) + millisecond) // the moment is what the case is about
-}

@@ -64,6 +64,10 @@ const (
 // more than a machine that does other things needs.
 const patience = time.Minute
 
+// never is an ack deadline, in milliseconds, that does not come within a case. Where one
+// has to come, the member brings it near: see desk.lapse.
+const never = 600_000
+
 // millisecond is how much shorter than asked a wait may look from outside: the
 // log's times are whole milliseconds, cut off.
 const millisecond = time.Millisecond

@@ -195,7 +195,7 @@ func TestFullDisk(t *testing.T) {
 	}
 	select {
 	case <-s.ended:
-	case <-time.After(20 * time.Second):
+	case <-time.After(patience):
 		t.Fatal("the broker goes on without a disk")
 	}
 	log := s.log()

@@ -5,6 +5,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"net"
 	"os"
 	"os/exec"
@@ -119,12 +120,27 @@ type process struct {
 	starting int
 }
 
-// buildBroker builds the binary.
-func buildBroker(t *testing.T) string {
-	binary := filepath.Join(t.TempDir(), "strandmq")
-	build := exec.Command("go", "build", "-o", binary, ".")
-	if out, err := build.CombinedOutput(); err != nil {
-		t.Fatalf("go build: %v\n%s", err, out)
+// builtBroker builds the binary once for all tests, into the folder that
+// leakChecked.Run removes.
+var builtBroker = sync.OnceValues(func() (string, error) {
+	dir, err := os.MkdirTemp("", "strandmq-built")
+	if err != nil {
+		return "", err
+	}
+	removed = append(removed, dir)
+	binary := filepath.Join(dir, "strandmq")
+	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
+		return "", fmt.Errorf("go build: %w\n%s", err, out)
+	}
+	return binary, nil
+})
+
+// buildBroker gives the binary.
+func buildBroker(t testing.TB) string {
+	t.Helper()
+	binary, err := builtBroker()
+	if err != nil {
+		t.Fatal(err)
 	}
 	return binary
 }

@@ -19,16 +19,12 @@ import (
 
 var measuredBinary = flag.String("measured.binary", "", "measure this binary instead of one that is built from here: two of them in turn compare versions")
 
-// buildMeasured builds the binary.
-func buildMeasured(b testing.TB) string {
+// buildMeasured gives the binary that is measured.
+func buildMeasured(t testing.TB) string {
 	if *measuredBinary != "" {
 		return *measuredBinary
 	}
-	binary := filepath.Join(b.TempDir(), "strandmq")
-	if out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput(); err != nil {
-		b.Fatalf("go build: %v\n%s", err, out)
-	}
-	return binary
+	return buildBroker(t)
 }
 
 // measured is a broker that runs as a process of its own.

@@ -253,7 +253,7 @@ func TestPublishDoesNotWaitForAFullBatch(t *testing.T) {
 // waitFor waits until a condition holds.
 func waitFor(t *testing.T, holds func() bool) {
 	t.Helper()
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for !holds() {
 		if time.Now().After(deadline) {
 			t.Fatal("waited too long")

@@ -40,6 +40,9 @@ func TestMain(m *testing.M) {
 // the test binary stands in for strandmq.
 type leakChecked struct{ m *testing.M }
 
+// removed are folders that go when all tests are over.
+var removed []string
+
 func (l leakChecked) Run() int {
 	for name, value := range nowhere {
 		if err := os.Setenv(name, value); err != nil {
@@ -47,6 +50,9 @@ func (l leakChecked) Run() int {
 		}
 	}
 	code := l.m.Run()
+	for _, folder := range removed {
+		_ = os.RemoveAll(folder)
+	}
 	if code != 0 {
 		return code
 	}
@@ -130,7 +136,7 @@ func shows(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: shows regexp program args...")
 	}
 	want := regexp.MustCompile("(?m)" + args[0])
-	for end := time.Now().Add(20 * time.Second); ; {
+	for end := time.Now().Add(time.Minute); ; {
 		ts.Check(ts.Exec(args[1], args[2:]...))
 		if out := ts.ReadFile("stdout"); want.MatchString(out) {
 			return
@@ -232,7 +238,7 @@ func talks(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 2 {
 		ts.Fatalf("usage: talks FILE TEXT")
 	}
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(time.Minute)
 	for time.Now().Before(deadline) {
 		if b, err := os.ReadFile(ts.MkAbs(args[0])); err == nil && strings.Contains(string(b), args[1]) {
 			return

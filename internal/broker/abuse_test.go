@@ -194,7 +194,7 @@ func TestBodyThatDoesNotCome(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			_ = conn.SetDeadline(time.Now().Add(soon))
 			fmt.Fprintf(conn, "POST %s HTTP/1.1\r\nHost: localhost\r\n%sContent-Length: 1000\r\n\r\n{", c.path, c.headers)
 			if c.cut {
 				if err := conn.(*net.TCPConn).CloseWrite(); err != nil {
@@ -226,7 +226,7 @@ func TestHeadersThatDoNotCome(t *testing.T) {
 				t.Fatal(err)
 			}
 			defer conn.Close()
-			_ = conn.SetDeadline(time.Now().Add(20 * time.Second))
+			_ = conn.SetDeadline(time.Now().Add(soon))
 			fmt.Fprint(conn, c.sent)
 			text, err := io.ReadAll(conn) // to the end: the connection is closed
 			if err != nil || !strings.HasPrefix(string(text), c.status) || c.status == "" && len(text) > 0 || strings.Contains(string(text), "127.0.0.1") {
@@ -495,7 +495,7 @@ func TestBadHeads(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer conn.Close()
-		_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(soon))
 		go func() { _, _ = io.WriteString(conn, head) }() // the broker may stop reading
 		out, err := io.ReadAll(conn)
 		var timeout net.Error

@@ -112,7 +112,7 @@ func (c *three) api(i int) api { return newAPI(c.t, c.nodes[i].b.URL()) }
 // inTime waits until something is so.
 func inTime(t testing.TB, what string, cond func() bool) {
 	t.Helper()
-	limit := time.Now().Add(30 * time.Second)
+	limit := time.Now().Add(soon)
 	for !cond() {
 		if time.Now().After(limit) {
 			t.Fatalf("%s: not within 30 s", what)

@@ -93,7 +93,7 @@ func TestNearlyFullDisk(t *testing.T) {
 		t.Error("the metrics do not show it")
 	}
 	full.Store(false)
-	deadline := time.Now().Add(20 * time.Second)
+	deadline := time.Now().Add(soon)
 	for {
 		_, err = a.publish.Publish(ctx(t), &strandmqv1.PublishRequest{Topic: "t", Messages: []*strandmqv1.Message{msg("k", "2")}})
 		if err == nil {

@@ -157,12 +157,12 @@ func TestEdgeStreamsThroughCuts(t *testing.T) {
 	a := newAPI(t, c.edge.URL())
 	a.topic(t, "t", 4)
 	a.group(t, "t", "g", patient())
-	const n = 400
+	const n = 200
 	a.fill(t, "t", n, n)
 	m := joins(t, opener(t, c.edge), opened("t", "g", "m"), 0)
 	seen := map[string]int{}
 	for came := 0; came < n; {
-		if came%80 == 40 {
+		if came%40 == 20 {
 			c.part(ownerNode)
 			c.rejoin(ownerNode)
 		}

@@ -273,7 +273,7 @@ func TestGuardIdleConnection(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(10 * time.Second))
+	_ = conn.SetDeadline(time.Now().Add(soon))
 	in := bufio.NewReader(conn)
 	answered := func() {
 		t.Helper()
@@ -343,9 +343,9 @@ func TestGuardPanic(t *testing.T) {
 // waitFor waits for a condition that another goroutine brings about.
 func waitFor(t *testing.T, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !ok(); {
+	for end := time.Now().Add(soon); !ok(); {
 		if time.Now().After(end) {
-			t.Fatal("waited a minute in vain")
+			t.Fatalf("waited %v in vain", soon)
 		}
 		time.Sleep(time.Millisecond) // between looks at a condition
 	}

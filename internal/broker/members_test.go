@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"google.golang.org/protobuf/proto"
 
@@ -66,7 +65,7 @@ func TestMembersComeAndGo(t *testing.T) {
 	for g := range groups {
 		a.group(t, "t", fmt.Sprint("g", g), &strandmqv1.GroupPolicy{BackoffMs: proto.Int64(1), MaxAttempts: proto.Uint32(0)})
 	}
-	c, cancel := context.WithTimeout(context.Background(), 60*time.Second)
+	c, cancel := context.WithTimeout(context.Background(), soon)
 	defer cancel()
 	var wg sync.WaitGroup
 	seen := make([]*strands, groups)

@@ -91,8 +91,12 @@ func httpClient(t testing.TB, h2 bool) *http.Client {
 	return &http.Client{Transport: tr}
 }
 
+// soon bounds the waits for what comes within moments on a machine that does nothing
+// else.
+const soon = time.Minute
+
 func ctx(t testing.TB) context.Context {
-	c, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	c, cancel := context.WithTimeout(context.Background(), 2*soon)
 	t.Cleanup(cancel)
 	return c
 }
@@ -139,10 +143,10 @@ func (a api) group(t testing.TB, topic, name string, p *strandmqv1.GroupPolicy) 
 	}
 }
 
-// receive asks for deliveries, waiting up to 10 s for the first.
+// receive asks for deliveries, waiting long for the first: there has to be one.
 func (a api) receive(t testing.TB, topic, group, member string, n uint32) []*strandmqv1.Delivery {
 	t.Helper()
-	res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: topic, Group: group, Member: member, MaxMessages: n, WaitMs: 10_000})
+	res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: topic, Group: group, Member: member, MaxMessages: n, WaitMs: 40_000})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -304,9 +304,9 @@ func TestPublishStreamCut(t *testing.T) {
 
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()
-	for end := time.Now().Add(time.Minute); !is(); {
+	for end := time.Now().Add(soon); !is(); {
 		if time.Now().After(end) {
-			t.Fatalf("in a minute it did not come about that %s", what)
+			t.Fatalf("in %v it did not come about that %s", soon, what)
 		}
 		time.Sleep(time.Millisecond) // looks again; nothing tells
 	}

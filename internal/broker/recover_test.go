@@ -358,7 +358,7 @@ func TestConnectionLimit(t *testing.T) {
 		t.Fatalf("a third connection was served: %d, %v", n, err)
 	}
 	held[0].Close()
-	_ = third.SetReadDeadline(time.Now().Add(10 * time.Second))
+	_ = third.SetReadDeadline(time.Now().Add(soon))
 	if n, err := third.Read(make([]byte, 100)); n == 0 {
 		t.Fatalf("the third connection was not served after one closed: %v", err)
 	}

@@ -17,7 +17,7 @@ func often(c *Config) { c.RetentionEvery = 5 * time.Millisecond }
 // until waits for a condition.
 func until(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for end := time.Now().Add(20 * time.Second); !ok(); {
+	for end := time.Now().Add(soon); !ok(); {
 		if time.Now().After(end) {
 			t.Fatalf("it never came to this: %s", what)
 		}

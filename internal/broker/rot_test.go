@@ -59,7 +59,7 @@ func TestRotIsTold(t *testing.T) {
 
 	b = start(t, dir, scrub(time.Millisecond))
 	a = newAPI(t, b.URL())
-	for deadline := time.Now().Add(20 * time.Second); b.store.Scrub().Passes == 0; {
+	for deadline := time.Now().Add(soon); b.store.Scrub().Passes == 0; {
 		if time.Now().After(deadline) {
 			t.Fatal("the scrub does not come to an end")
 		}

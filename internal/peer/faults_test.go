@@ -42,6 +42,7 @@ func talks(t *testing.T, a, b *node) {
 }
 
 func TestCutAndHealed(t *testing.T) {
+	t.Parallel() // it waits
 	a, b, ab, ba := linked(t)
 	for range 2 {
 		for _, k := range []*link{ab, ba} {
@@ -76,6 +77,7 @@ func TestAResetIsNoDeath(t *testing.T) {
 }
 
 func TestHalfOpenIsReplaced(t *testing.T) {
+	t.Parallel() // it waits
 	a, b, ab, ba := linked(t)
 	was := a.status(2).Connects
 	ab.kill()
@@ -86,6 +88,7 @@ func TestHalfOpenIsReplaced(t *testing.T) {
 
 // What a sends is lost, what b sends arrives: both say that the other is down.
 func TestOneWayCutIsSeenByBoth(t *testing.T) {
+	t.Parallel() // it waits
 	a, b, ab, ba := linked(t)
 	freeze := func(on bool) {
 		ab.set(func() { ab.frozen[0] = on })
@@ -99,6 +102,7 @@ func TestOneWayCutIsSeenByBoth(t *testing.T) {
 }
 
 func TestCallsEndWhenTheNodeIsDown(t *testing.T) {
+	t.Parallel() // it waits
 	waits := make(chan struct{}, 1)
 	a, b, ab, ba := linked(t, func(c *Config) {
 		c.Handler = http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
@@ -133,6 +137,7 @@ func TestCallsEndWhenTheNodeIsDown(t *testing.T) {
 // Who does not take messages is down for who sends them, and not the other way
 // round; what waits is bounded.
 func TestSlowReaderAndFlood(t *testing.T) {
+	t.Parallel() // it waits
 	gate := make(chan struct{})
 	c := newCluster(t, "c1")
 	small := func(cfg *Config) {
@@ -204,6 +209,8 @@ func TestLongMessagesTakeMemoryAsTheyCome(t *testing.T) {
 
 // A message that takes longer than the silence to arrive is a sign of life.
 func TestSlowNetworkIsNoDeath(t *testing.T) {
+	t.Parallel() // it waits
+	const size = 1000
 	c := newCluster(t, "c1")
 	a, b := c.start(1), c.start(2)
 	b.SetNodes(map[uint64]Member{1: {Address: a.Addr().String()}})
@@ -224,7 +231,7 @@ func TestSlowNetworkIsNoDeath(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	if _, err := conn.Write(appendHeader(nil, kindMessage, 1000)); err != nil {
+	if _, err := conn.Write(appendHeader(nil, kindMessage, size)); err != nil {
 		t.Fatal(err)
 	}
 	answers := make(chan error, 1)
@@ -235,11 +242,11 @@ func TestSlowNetworkIsNoDeath(t *testing.T) {
 		}
 		answers <- err
 	}()
-	for range 1000 {
+	for range size {
 		if _, err := conn.Write([]byte{'x'}); err != nil {
 			t.Fatalf("after %v: %v", time.Since(began), err)
 		}
-		time.Sleep(2 * time.Millisecond) // the slowness of the network is what is tested: 2 s for a message, where silence is 0.6 s
+		time.Sleep(2 * silence / size) // the slowness of the network is what is tested
 	}
 	b.until("the message", func() bool { return len(b.messages(1)) == 1 })
 	select {

@@ -48,6 +48,7 @@ func isRefused(t *testing.T, err error, reason Reason, remote bool) {
 }
 
 func TestRefusals(t *testing.T) {
+	t.Parallel() // it waits
 	c := newCluster(t, "c1")
 	a := c.start(1, func(cfg *Config) { cfg.Boot = 5 })
 	a.SetNodes(map[uint64]Member{
