@@ -233,9 +233,10 @@ func (a *attendant) deliver(ctx context.Context) ending {
 	out.assignment = assignmentOf(shares)
 	quiet := false // nothing went out since the last beat
 	for {
-		e := a.fill(&out)
-		if e != nil {
-			return *e
+		if !out.first { // which says what comes, before anything does
+			if e := a.fill(&out); e != nil {
+				return *e
+			}
 		}
 		if out.first || out.assignment != nil || len(out.deliveries) > 0 || len(out.settled) > 0 || out.answers > 0 || out.idle != "" {
 			a.sends(&out)

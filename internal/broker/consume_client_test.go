@@ -228,3 +228,16 @@ func (a api) fill(t testing.TB, topic string, n, keys int) {
 func patient() *strandmqv1.GroupPolicy {
 	return &strandmqv1.GroupPolicy{AckDeadlineMs: new(int64(600_000)), BackoffMs: new(int64(1)), BreakerFailedPercent: new(uint32(0))}
 }
+
+// ackRuns acks what came, in runs of numbers without a gap: a frame of deliveries
+// from here and from elsewhere can have one.
+func ackRuns(ds []got) (runs []*strandmqv1.SettleRun) {
+	for _, d := range ds {
+		if n := len(runs); n > 0 && runs[n-1].Last+1 == d.number {
+			runs[n-1].Last = d.number
+			continue
+		}
+		runs = append(runs, &strandmqv1.SettleRun{First: d.number, Last: d.number, Action: ack})
+	}
+	return runs
+}
