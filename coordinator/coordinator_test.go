@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"sync"
 	"testing"
 
@@ -222,6 +223,44 @@ func TestExpiryAsksAgain(t *testing.T) {
 	}
 	if count < 3 || count > 6 {
 		t.Errorf("proposed %d times in 5 seconds", count)
+	}
+}
+
+// A member that is away, which has its place until all it may hold has lapsed, does
+// not keep one that comes later from being found silent.
+func TestExpiryBesideAway(t *testing.T) {
+	h, _, g := withGroup(t, 1)
+	const timeout partition.Millis = 10_000
+	must(t, h.app.mach, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AlterGroup{AlterGroup: &storagev1.AlterGroup{
+		GroupId: uint64(g.ID), Policy: &strandmqv1.GroupPolicy{MaxHoldMs: proto.Int64(600_000)},
+	}}})
+	must(t, h.app.mach, join(1, "a"))
+	v := newExpiry(timeout)
+	now := partition.Millis(5)
+	until := func(end partition.Millis) (names []string) {
+		for now < end && len(names) == 0 {
+			silent, _ := v.turn(now, h.app.mach.m)
+			for _, s := range silent {
+				names = append(names, s.Member)
+			}
+			must(t, h.app.mach, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Expire{Expire: &storagev1.Expire{Sessions: silent}}})
+			now += timeout / 4
+		}
+		return names
+	}
+	if names := until(2 * timeout); !slices.Equal(names, []string{"a"}) {
+		t.Fatalf("silent: %v", names)
+	}
+	if now, _ := h.app.mach.m.GroupByID(g.ID); !now.Members[0].Away {
+		t.Fatalf("%+v is not away", now.Members[0])
+	}
+	until(now + timeout/2)
+	must(t, h.app.mach, join(1, "b"))
+	b, _ := h.app.mach.m.GroupByID(g.ID)
+	m, _ := b.Member("b")
+	v.hear(m.Session)
+	if names := until(now + 2*timeout); !slices.Equal(names, []string{"b"}) {
+		t.Fatalf("silent: %v", names)
 	}
 }
 

@@ -48,7 +48,8 @@ func (e *expiry) turn(now partition.Millis, m *Map) (silent []*storagev1.Session
 	for _, s := range e.fresh {
 		e.seen[s] = now
 	}
-	if len(e.fresh) > 0 && e.next == 0 {
+	// What is known already may want nothing for long, as members that are away.
+	if len(e.fresh) > 0 && (e.next == 0 || now+e.timeout < e.next) {
 		e.next = now + e.timeout
 	}
 	e.fresh = e.fresh[:0]

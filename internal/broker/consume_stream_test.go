@@ -196,6 +196,65 @@ func TestConsumeEnds(t *testing.T) {
 	}
 }
 
+// A member's stream that is cut at any stage leaves no session and settles all of a
+// frame or nothing of it; what it had comes again, in the order of each key.
+func TestConsumeCut(t *testing.T) {
+	t.Parallel() // it waits for clocks
+	b := start(t, t.TempDir())
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 1)
+	p := patient()
+	p.MaxAttempts = new(uint32(50))
+	a.group(t, "t", "g", p)
+	const n = 8
+	a.fill(t, "t", n, 2)
+	opens := connectFrame(t, &strandmqv1.ConsumeRequest{Open: opened("t", "g", "m"), Credits: 4})
+	both := append(slices.Clone(opens), connectFrame(t, &strandmqv1.ConsumeRequest{Settlements: []*strandmqv1.SettleRun{{First: 1, Last: 2, Action: release}}})...)
+	for _, c := range []struct {
+		name string
+		send []byte
+		read bool
+	}{
+		{"at once", nil, false}, {"in the prefix", opens[:3], false}, {"behind the prefix", opens[:5], false},
+		{"in the opening", opens[:len(opens)-1], false}, {"behind the opening", opens, false}, {"behind its answer", opens, true},
+		{"in a settlement", both[:len(both)-1], false}, {"behind a settlement", both, false}, {"all of it and an answer", both, true},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			cutStream(t, b.URL()+"/strandmq.v1.ConsumeService/Consume", c.send, c.read)
+			eventually(t, "the session is gone", func() bool {
+				_, g, err := b.group("t", "g")
+				return err == nil && len(g.Members) == 0
+			})
+			if c := a.describe(t, "t", "g").GetCounts(); c.GetAcked() != 0 || c.GetDead() != 0 || c.GetLag() != n {
+				t.Fatalf("counts %v", c)
+			}
+		})
+	}
+	eventually(t, "everything is let go of", func() bool { return b.flight.held.Load() == 0 })
+	m := joins(t, opener(t, b), opened("t", "g", "m"), n)
+	at := map[string]uint64{}
+	for done := 0; done < n; {
+		ds, err := m.frame()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, d := range ds {
+			if was, ok := at[d.key]; ok && was >= d.offset {
+				t.Fatalf("key %s: offset %d after %d", d.key, d.offset, was)
+			}
+			at[d.key] = d.offset
+		}
+		done += len(ds)
+		if len(ds) > 0 {
+			m.send(&strandmqv1.ConsumeRequest{Settlements: ackRuns(ds)})
+		}
+	}
+	m.results(n)
+	if c := a.describe(t, "t", "g").GetCounts(); c.GetAcked() != n || c.GetLag() != 0 {
+		t.Fatalf("counts %v", c)
+	}
+}
+
 // What is settled on a stream has results of its own for what does not fit.
 func TestConsumeSettles(t *testing.T) {
 	b := start(t, t.TempDir())

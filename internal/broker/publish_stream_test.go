@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"encoding/binary"
 	"fmt"
 	"io"
 	"net/http"
@@ -230,14 +231,9 @@ func TestPublishStreamCut(t *testing.T) {
 	path := b.URL() + "/strandmq.v1.PublishService/PublishStream"
 	frame := func(n int) []byte {
 		r := a.route(t, "t")
-		req := &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{
+		return connectFrame(t, &strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{
 			{Topic: "t", RecordBatch: pack(r, record.Meta{ProducerID: "p", FirstSequence: uint64(2 * n)}, keyed("k", "1"), keyed("k", "2"))},
-		}}
-		body, err := protoCodec{}.Marshal(req)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return append([]byte{0, 0, 0, byte(len(body) >> 8), byte(len(body))}, body...)
+		}})
 	}
 	whole := frame(0)
 	for _, c := range []struct {
@@ -249,40 +245,7 @@ func TestPublishStreamCut(t *testing.T) {
 		{"behind a frame", whole, false}, {"behind an answer", frame(1), true}, {"in the frame after", append(frame(2), whole[:20]...), true},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			client := httpClient(t, true)
-			out, in := io.Pipe()
-			cutCtx, cut := context.WithCancel(ctx(t))
-			defer cut()
-			req, err := http.NewRequestWithContext(cutCtx, http.MethodPost, path, out)
-			if err != nil {
-				t.Fatal(err)
-			}
-			req.Header.Set("Content-Type", "application/connect+proto")
-			answered := make(chan *http.Response, 1)
-			go func() {
-				res, err := client.Do(req)
-				if err != nil {
-					res = nil
-				}
-				answered <- res
-			}()
-			if len(c.send) > 0 {
-				if _, err := in.Write(c.send); err != nil {
-					t.Fatal(err)
-				}
-			}
-			if c.read {
-				res := <-answered
-				if _, err := io.ReadFull(res.Body, make([]byte, 5)); err != nil {
-					t.Fatal(err)
-				}
-				answered <- res
-			}
-			cut()
-			if res := <-answered; res != nil {
-				res.Body.Close()
-			}
-			in.Close()
+			cutStream(t, path, c.send, c.read)
 		})
 	}
 	eventually(t, "everything is let go of", func() bool { return b.flight.held.Load() == 0 })
@@ -300,6 +263,56 @@ func TestPublishStreamCut(t *testing.T) {
 			t.Fatalf("sequence %d: %v", i+1, x)
 		}
 	}
+}
+
+// cutStream opens a stream of the Connect protocol, sends bytes, waits for the
+// beginning of an answer when it shall, and breaks off.
+func cutStream(t *testing.T, path string, send []byte, read bool) {
+	t.Helper()
+	client := httpClient(t, true)
+	out, in := io.Pipe()
+	cutCtx, cut := context.WithCancel(ctx(t))
+	defer cut()
+	req, err := http.NewRequestWithContext(cutCtx, http.MethodPost, path, out)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("Content-Type", "application/connect+proto")
+	answered := make(chan *http.Response, 1)
+	go func() {
+		res, err := client.Do(req)
+		if err != nil {
+			res = nil
+		}
+		answered <- res
+	}()
+	if len(send) > 0 {
+		if _, err := in.Write(send); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if read {
+		res := <-answered
+		if _, err := io.ReadFull(res.Body, make([]byte, 5)); err != nil {
+			t.Fatal(err)
+		}
+		answered <- res
+	}
+	cut()
+	if res := <-answered; res != nil {
+		res.Body.Close()
+	}
+	in.Close()
+}
+
+// connectFrame is a message as it goes over a stream of the Connect protocol.
+func connectFrame(t *testing.T, m any) []byte {
+	t.Helper()
+	body, err := protoCodec{}.Marshal(m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return append(binary.BigEndian.AppendUint32([]byte{0}, uint32(len(body))), body...)
 }
 
 func eventually(t *testing.T, what string, is func() bool) {
