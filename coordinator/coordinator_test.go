@@ -232,7 +232,7 @@ func TestExpiryBesideAway(t *testing.T) {
 	h, _, g := withGroup(t, 1)
 	const timeout partition.Millis = 10_000
 	must(t, h.app.mach, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AlterGroup{AlterGroup: &storagev1.AlterGroup{
-		GroupId: uint64(g.ID), Policy: &strandmqv1.GroupPolicy{MaxHoldMs: proto.Int64(600_000)},
+		GroupId: uint64(g.ID), Revision: g.Revision, Policy: &strandmqv1.GroupPolicy{MaxHoldMs: proto.Int64(600_000)},
 	}}})
 	must(t, h.app.mach, join(1, "a"))
 	v := newExpiry(timeout)
