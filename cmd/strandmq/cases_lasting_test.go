@@ -29,11 +29,11 @@ func (d *desk) leave() error {
 func oneKeyAmongComers(t *testing.T, s *stage) {
 	const n = 400
 	y := s.scene(t, "c3", 2, &strandmqv1.GroupPolicy{
-		MaxAttempts: proto.Uint32(0), AckDeadlineMs: proto.Int64(10_000), BackoffMs: proto.Int64(50), BackoffMaxMs: proto.Int64(100),
+		MaxAttempts: proto.Uint32(0), AckDeadlineMs: proto.Int64(3_000), BackoffMs: proto.Int64(50), BackoffMaxMs: proto.Int64(100),
 	}, nil)
 	var cured atomic.Bool
 	// The deadline of what a member hangs with comes at once; what went to one that left
-	// without a word, and was not handled, comes again in ten seconds.
+	// without a word, and was not handled, comes again in three seconds.
 	rule := func(x seen) (strandmqv1.SettleAction, bool) {
 		if x.key == "hot" && !cured.Load() {
 			return extend, true
