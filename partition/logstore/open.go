@@ -110,7 +110,7 @@ func (s *Store) open() error {
 	if f := s.failure.Load(); f != nil {
 		return f
 	}
-	s.pace.waiting.Store(0)     // opening makes a log file without filling a table
+	s.pace.opened(s.cfg.MemTableBytes)
 	s.unsynced = s.cfg.unsynced // not before: what makes the store is always synced
 	s.stop, s.stopped, s.watched = make(chan struct{}), make(chan struct{}), make(chan struct{})
 	go s.keep()

@@ -95,6 +95,15 @@ func TestScrubRow(t *testing.T) {
 // the pause for the same bytes; while flushes keep up there is none.
 func TestPace(t *testing.T) {
 	s := &Store{cfg: Config{MemTableBytes: 1 << 20}.withDefaults()}
+	s.pace.opened(1 << 20)
+	s.pace.rotated() // the first tables are small, a quarter and a half
+	s.pace.rotated()
+	s.pace.wrote(1000)
+	if d := s.Pace(); d != 0 || s.behind() {
+		t.Fatalf("%v although two small tables wait, a backlog of %.2f", d, s.backlog())
+	}
+	s.pace.flushed(2, 768<<10, time.Second)
+	s.pace.filled.Store(0)
 	last := time.Duration(0)
 	for i := range 16 { // up to four full tables
 		s.pace.wrote(256 << 10)
