@@ -116,7 +116,7 @@ func FuzzParse(f *testing.F) {
 		}
 		p.Each(func(i int, raw record.Raw) bool {
 			x := raw.Record()
-			if err := checkRecord(&x, 100); err != nil || !table.Target(int(n)).Range.Contains(x.KeyHash) || x.HasKey && x.KeyHash != keyspace.Hash(table.Seed(), x.Key) {
+			if err := CheckRecord(&x, 100); err != nil || !table.Target(int(n)).Range.Contains(x.KeyHash) || x.HasKey && x.KeyHash != keyspace.Hash(table.Seed(), x.Key) {
 				t.Fatalf("record %d: %v, %+v", i, err, x)
 			}
 			return true

@@ -163,7 +163,7 @@ func (p *Publisher) route(req *Request, results []Result) []part {
 	)
 	for i := range req.Records {
 		r := &req.Records[i]
-		if err := checkRecord(r, req.MaxBody); err != nil {
+		if err := CheckRecord(r, req.MaxBody); err != nil {
 			results[i].Err = err
 			if req.ProducerID == "" {
 				continue
@@ -175,25 +175,14 @@ func (p *Publisher) route(req *Request, results []Result) []part {
 			}
 			break
 		}
-		var number int
-		switch {
-		case r.HasKey:
-			r.KeyHash = keyspace.Hash(req.Table.Seed(), r.Key)
-			number = req.Table.Lookup(r.KeyHash)
-		case r.ID != "":
-			// The same id must meet its first copy again.
-			r.KeyHash = keyspace.HashString(req.Table.Seed(), r.ID)
-			number = req.Table.Lookup(r.KeyHash)
-		default:
+		number, placed := req.Table.Place(r)
+		if !placed {
 			if loose < 0 {
 				turn = p.turn.Add(1)
 				loose = p.loosePartition(req, turn)
 			}
 			number = loose
-			// Keyless messages promise no order, so each gets a hash of its own:
-			// one hash for all would make a group take them one at a time.
-			x := keyspace.Mix(p.cfg.Seed ^ keyspace.Mix(turn) ^ uint64(i))
-			r.KeyHash = req.Table.Target(number).Range.At(x)
+			r.KeyHash = req.Table.Loose(number, p.cfg.Seed^keyspace.Mix(turn)^uint64(i))
 		}
 		at, ok := slot[number]
 		if !ok {
@@ -216,8 +205,9 @@ func (p *Publisher) loosePartition(req *Request, turn uint64) int {
 	return int((p.cfg.Seed + turn) % uint64(req.Table.Len()))
 }
 
-// checkRecord refuses a message for what it is.
-func checkRecord(r *record.Record, maxBody int) error {
+// CheckRecord refuses a message for what it is: *ErrMessage. maxBody is the
+// topic's limit in bytes (0: record.MaxBody).
+func CheckRecord(r *record.Record, maxBody int) error {
 	if r.HasKey && len(r.Key) == 0 {
 		return &ErrMessage{"key", &ErrKey{}}
 	}

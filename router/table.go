@@ -7,6 +7,7 @@ import (
 	"sort"
 
 	"github.com/strandmq/strandmq/internal/keyspace"
+	"github.com/strandmq/strandmq/internal/record"
 )
 
 // Target is a partition and the hashes that it owns.
@@ -64,4 +65,26 @@ func (t *Table) Lookup(h uint64) int {
 // search is Lookup for any ranges.
 func (t *Table) search(h uint64) int {
 	return sort.Search(len(t.targets), func(i int) bool { return t.targets[i].Range.Last >= h })
+}
+
+// Place gives a message with a key or an id its hash and finds the number of its
+// partition. One with neither may go to any: see Loose.
+func (t *Table) Place(r *record.Record) (number int, ok bool) {
+	switch {
+	case r.HasKey:
+		r.KeyHash = keyspace.Hash(t.seed, r.Key)
+	case r.ID != "":
+		// The same id must meet its first copy again.
+		r.KeyHash = keyspace.HashString(t.seed, r.ID)
+	default:
+		return 0, false
+	}
+	return t.Lookup(r.KeyHash), true
+}
+
+// Loose gives a hash of partition i to a message without key and id. Such
+// messages promise no order, so each gets a hash of its own, by a number of its
+// own: one hash for all would make a group take them one at a time.
+func (t *Table) Loose(i int, number uint64) uint64 {
+	return t.targets[i].Range.At(keyspace.Mix(number))
 }
