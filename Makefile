@@ -14,7 +14,7 @@ KILLS    ?= 10
 
 # Packages with goroutines of their own: their tests run again under the race
 # detector, shortened (-short), since it makes them about ten times slower.
-RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/nemesis/... ./internal/peer/... ./internal/retry/... ./loadtest/... ./cmd/strandmq/...
+RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/nemesis/... ./internal/peer/... ./internal/retry/... ./client/... ./loadtest/... ./cmd/strandmq/...
 
 # What `make sim` runs: so many seeds from the first one on, or one alone; and flags.
 SEEDS    ?= 100

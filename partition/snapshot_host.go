@@ -10,8 +10,6 @@ import (
 	"sync"
 	"time"
 
-	"golang.org/x/time/rate"
-
 	"github.com/strandmq/strandmq/partition/logstore"
 )
 
@@ -63,7 +61,6 @@ type snapshots struct {
 	ctx  context.Context // ends with the host
 	stop context.CancelFunc
 	wg   sync.WaitGroup
-	rate *rate.Limiter // of what is sent; nil: none
 
 	mu      sync.Mutex
 	ended   bool
@@ -81,8 +78,8 @@ type arrival struct {
 	expiry *time.Timer // of half of one that nobody adds to
 }
 
-func newSnapshots(bytesPerSecond int64) *snapshots {
-	s := &snapshots{staged: make(map[PartitionID]*arrival), rate: snapshotRate(bytesPerSecond)}
+func newSnapshots() *snapshots {
+	s := &snapshots{staged: make(map[PartitionID]*arrival)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -208,9 +205,6 @@ func (h *Host) sendSnapshot(n neededSnapshot) error {
 		r, err := e.From(next)
 		if err != nil {
 			return err
-		}
-		if h.snaps.rate != nil {
-			r = &paced{h.snaps.ctx, r, h.snaps.rate}
 		}
 		if err = h.cfg.SendSnapshot(h.snaps.ctx, n.to.Node(), n.id, r); err == nil {
 			h.cfg.Logger.Info("a snapshot was sent", "partition", n.id.String(), "to", n.to.String(), "entry", e.Head().Index, "took", time.Since(start))

@@ -1,0 +1,354 @@
+package client
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/strandmq/strandmq/internal/names"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// ConsumerOption sets one thing of a consumer.
+type ConsumerOption func(*Consumer)
+
+// WithMember names this member of the group. A name belongs to one process at a
+// time: whoever comes later ends the earlier one's session (ErrSessionEnded).
+// Default: a name that nobody else has.
+func WithMember(name string) ConsumerOption {
+	return func(x *Consumer) { x.member, x.named = name, true }
+}
+
+// WithConcurrency is how many handlers run at once, for different keys. Default
+// 16; 1 handles one message after the other.
+func WithConcurrency(n int) ConsumerOption { return func(x *Consumer) { x.most = max(1, n) } }
+
+// WithPrefetch is how many deliveries are in this consumer's hands at most, those
+// that handlers have included. Default 256. More keeps fast handlers busy; less
+// leaves more to other members while handlers are slow. The group's limit per
+// member holds too.
+func WithPrefetch(n int) ConsumerOption {
+	return func(x *Consumer) { x.prefetch = min(max(1, n), 1_000_000) }
+}
+
+// WithCreateGroup makes the group with the default policy when there is none.
+func WithCreateGroup() ConsumerOption { return func(x *Consumer) { x.create = true } }
+
+// WithDrainTimeout is how long handlers may run on when the context of Run has
+// ended. Default 30 s. Then their contexts end, and 5 s later Run no longer waits.
+func WithDrainTimeout(d time.Duration) ConsumerOption { return func(x *Consumer) { x.drain = d } }
+
+// graceTime is how long handlers have to return once their context has ended, and
+// the broker to confirm that the member left.
+const graceTime = 5 * time.Second
+
+// Consumer is one member of a group. See Run.
+type Consumer struct {
+	c            *Client
+	topic, group string
+	member       string
+	named        bool // by the caller
+	most         int
+	prefetch     int
+	create       bool
+	drain        time.Duration
+	running      atomic.Bool
+}
+
+// Consumer makes a member of a topic's group. Nothing is sent before Run.
+func (c *Client) Consumer(topic, group string, opts ...ConsumerOption) (*Consumer, error) {
+	x := &Consumer{c: c, topic: topic, group: group, member: "go-" + uuid.NewString(), most: 16, prefetch: 256, drain: 30 * time.Second}
+	for _, o := range opts {
+		o(x)
+	}
+	x.prefetch = max(x.prefetch, x.most)
+	if err := badName("topic", names.Topic(topic)); err != nil {
+		return nil, err
+	}
+	if err := badName("group", names.Group(group)); err != nil {
+		return nil, err
+	}
+	if err := badName("member", names.Member(x.member)); err != nil {
+		return nil, err
+	}
+	return x, nil
+}
+
+// Run joins the group and has its messages handled until ctx ends. Of one key it
+// handles one message at a time, in order; different keys run beside each other.
+//
+// When ctx ends, no more messages are taken, what no handler has is given back,
+// handlers that run may finish (see WithDrainTimeout), their results are stored,
+// and Run returns nil. No attempt is charged for what was given back.
+//
+// When the connection breaks, another session begins, at the next address if
+// there is one. What was in hand is the consumer's no longer: the broker gives it
+// out again, and charges the attempt unless it ended the stream in good order. The
+// contexts of its handlers end (ErrLapsed). A message whose handler was done,
+// and whose ack was lost, is acked when it comes here again, without another run.
+//
+// An error means that going on makes no sense: ErrUnknownTopic, ErrUnknownGroup,
+// ErrSessionEnded, or handlers that did not return in time. Run may be called
+// again when it has returned.
+func (x *Consumer) Run(ctx context.Context, handle Handler) error {
+	if !x.running.CompareAndSwap(false, true) {
+		return errors.New("strandmq: this consumer runs already: make another one, with another member name")
+	}
+	defer x.running.Store(false)
+	if err := x.c.begin(); err != nil {
+		return err
+	}
+	defer x.c.made.Done()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(x.c.ctx, cancel)()
+	r := &consuming{
+		x: x, way: newWay(x.c.servers), handle: handle, base: context.WithoutCancel(ctx), began: time.Now(),
+		hand:    newHand(x.topic, x.group, x.prefetch, x.most),
+		cancels: map[*task]context.CancelCauseFunc{},
+		// With a place for each handler, one that nobody waits for any more ends too.
+		finished: make(chan finished, x.most),
+	}
+	return r.run(ctx)
+}
+
+// finished is a handler's end.
+type finished struct {
+	t *task
+	v verdict
+}
+
+// consuming is one Run. Everything belongs to its goroutine.
+type consuming struct {
+	x        *Consumer
+	way      *way
+	handle   Handler
+	base     context.Context //nolint:containedctx // of handlers
+	began    time.Time
+	hand     *hand
+	cancels  map[*task]context.CancelCauseFunc // of handlers that run
+	finished chan finished
+
+	s        *session // nil: none at the moment
+	left     bool     // leave was sent
+	failed   error    // why there will be no other session
+	draining bool
+	told     bool // the handlers' contexts have ended
+}
+
+func (r *consuming) now() int64 { return time.Since(r.began).Milliseconds() }
+
+func (r *consuming) run(ctx context.Context) error {
+	waits := newWaits()
+	again := time.NewTimer(0) // the next session
+	limit := time.NewTimer(time.Hour)
+	limit.Stop()
+	every := int64(1000)
+	tick := time.NewTicker(time.Duration(every) * time.Millisecond)
+	defer func() {
+		again.Stop()
+		limit.Stop()
+		tick.Stop()
+		if r.s != nil {
+			r.s.cut(nil)
+			<-r.s.over
+		}
+		r.way.close()
+		for _, cancel := range r.cancels {
+			cancel(ErrDraining)
+		}
+	}()
+	done := ctx.Done()
+	drain := func(d time.Duration) {
+		r.draining, done = true, nil
+		r.hand.drain()
+		if r.hand.running == 0 {
+			d = min(d, graceTime)
+		}
+		limit.Reset(d)
+	}
+	for {
+		for t := r.hand.start(r.now()); t != nil; t = r.hand.start(r.now()) {
+			r.begin(t)
+		}
+		if r.draining && r.end() {
+			return r.failed
+		}
+		r.speak()
+		if e := max(10, r.hand.every/8); r.hand.every > 0 && e < every {
+			every = e
+			tick.Reset(time.Duration(every) * time.Millisecond)
+		}
+		var frames chan *strandmqv1.ConsumeResponse
+		var sent chan struct{}
+		var over chan error
+		if r.s != nil {
+			frames, sent, over = r.s.frames, r.s.sent, r.s.over
+		}
+		select {
+		case f := <-frames:
+			if !r.s.open {
+				r.s.open = true
+				waits.Reset()
+				r.x.c.log.Info("a session began", "topic", r.x.topic, "group", r.x.group, "member", r.x.member, "node", r.s.node.url, "session", f.GetSession())
+			}
+			gone, err := r.hand.arrive(f, r.now())
+			r.stop(gone, ErrLapsed)
+			if err != nil {
+				r.s.cut(err)
+			}
+		case <-sent:
+			r.s.free = true
+		case f := <-r.finished:
+			r.cancels[f.t](nil)
+			delete(r.cancels, f.t)
+			r.hand.finish(f.t, f.v)
+		case <-tick.C:
+			r.stop(r.hand.tick(r.now()), ErrLapsed)
+		case err := <-over:
+			wait := r.lost(err, waits.NextBackOff)
+			switch {
+			case r.failed != nil && !r.draining:
+				drain(graceTime)
+			case !r.draining:
+				again.Reset(wait)
+			}
+		case <-again.C:
+			if !r.draining {
+				r.join()
+			}
+		case <-done:
+			drain(r.x.drain)
+		case <-limit.C:
+			if !r.late(limit) {
+				return errors.Join(r.failed, fmt.Errorf("strandmq: %d handlers have not returned in time; their messages were given back and may be handled elsewhere meanwhile", r.hand.running))
+			}
+		}
+	}
+}
+
+// join begins a session.
+func (r *consuming) join() {
+	r.s = openSession(r.base, r.way.node(), &strandmqv1.ConsumeRequest{
+		Open: &strandmqv1.ConsumeOpen{
+			Topic: r.x.topic, Group: r.x.group, Member: r.x.member, CreateGroup: r.x.create,
+			BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES, RecordBatches: true,
+		},
+		Credits: uint32(r.x.prefetch),
+	})
+}
+
+// speak gives the writer the next frame, if it is free.
+func (r *consuming) speak() {
+	if r.s == nil || !r.s.open || !r.s.free || r.left {
+		return
+	}
+	f := r.hand.frame()
+	if f == nil && r.draining && r.hand.idle() {
+		f = &strandmqv1.ConsumeRequest{Leave: true}
+		r.left = true
+	}
+	if f != nil {
+		r.s.free = false
+		r.s.out <- f
+	}
+}
+
+// begin starts a handler.
+func (r *consuming) begin(t *task) {
+	ctx, cancel := context.WithCancelCause(r.base)
+	r.cancels[t] = cancel
+	go func() {
+		err := call(ctx, r.handle, t.Delivery)
+		var p *panicked
+		if errors.As(err, &p) {
+			r.x.c.log.Error("a handler panicked", "topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "panic", p.value, "stack", string(p.stack))
+		}
+		r.finished <- finished{t, judge(ctx, err)}
+	}()
+}
+
+// stop tells handlers why they should end.
+func (r *consuming) stop(ts []*task, why error) {
+	for _, t := range ts {
+		if cancel := r.cancels[t]; cancel != nil {
+			cancel(why)
+		}
+	}
+}
+
+// lost notes that the session ended, and gives the wait before the next one.
+func (r *consuming) lost(err error, next func() time.Duration) time.Duration {
+	n := r.s.node
+	r.s = nil
+	r.stop(r.hand.closed(), ErrLapsed)
+	if r.left {
+		return 0
+	}
+	err = explain(err, n.url)
+	var e *Error
+	// A session of a name that nobody else has ends when this process was asleep.
+	awake := errors.Is(err, ErrSessionEnded) && !r.x.named
+	if errors.As(err, &e) && !e.passes && !awake {
+		r.failed = err
+		return 0
+	}
+	r.way.blame(n, err)
+	wait := next()
+	if e != nil {
+		wait = max(wait, e.RetryAfter)
+	}
+	r.x.c.log.Warn("a session was lost; another one begins", "topic", r.x.topic, "group", r.x.group, "member", r.x.member, "node", n.url, "err", err, "in", wait)
+	return wait
+}
+
+// end tells whether a drain is over.
+func (r *consuming) end() bool {
+	if r.hand.running > 0 {
+		return false
+	}
+	return r.s == nil // a session that is there is left first
+}
+
+// late goes on when a drain takes too long: first the handlers' contexts end, then
+// nobody waits any more.
+func (r *consuming) late(limit *time.Timer) bool {
+	limit.Reset(graceTime)
+	switch {
+	case r.hand.running == 0 && r.s != nil:
+		// The broker does not confirm: what was settled may come again.
+		r.s.cut(&Error{Message: "the broker did not confirm in time that the member left", passes: true})
+		return true
+	case !r.told:
+		r.told = true
+		for _, cancel := range r.cancels {
+			cancel(ErrDraining)
+		}
+		return true
+	}
+	r.abandon()
+	return false
+}
+
+// abandon leaves although handlers still run.
+func (r *consuming) abandon() {
+	if r.s == nil || !r.s.open || !r.s.free {
+		return
+	}
+	r.s.out <- &strandmqv1.ConsumeRequest{Leave: true}
+	end := time.After(graceTime)
+	for {
+		select {
+		case <-r.s.frames:
+		case <-r.s.over:
+			r.s = nil
+			return
+		case <-end:
+			return
+		}
+	}
+}

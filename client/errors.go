@@ -1,0 +1,134 @@
+package client
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/router"
+)
+
+// Reason is why a broker refused something: a stable name of docs/errors.md. It
+// is an error itself, so that errors.Is(err, client.ErrUnknownTopic) tells.
+type Reason string
+
+// Error gives the name.
+func (r Reason) Error() string { return "strandmq: " + string(r) }
+
+// The reasons that programs ask for most. Any other name of docs/errors.md works
+// as well: errors.Is(err, client.Reason("REPLAY_LIMIT")).
+const (
+	ErrUnknownTopic    = Reason("UNKNOWN_TOPIC")
+	ErrTopicExists     = Reason("TOPIC_EXISTS")
+	ErrUnknownGroup    = Reason("UNKNOWN_GROUP")
+	ErrGroupExists     = Reason("GROUP_EXISTS")
+	ErrBadName         = Reason("BAD_NAME")
+	ErrBadKey          = Reason("BAD_KEY")
+	ErrBadID           = Reason("BAD_ID")
+	ErrBadHeader       = Reason("BAD_HEADER")
+	ErrBodyTooLarge    = Reason("BODY_TOO_LARGE")
+	ErrIDReused        = Reason("ID_REUSED")
+	ErrSequenceExpired = Reason("SEQUENCE_EXPIRED")
+	ErrStaleRoute      = Reason("STALE_ROUTE")
+	ErrStaleDelivery   = Reason("STALE_DELIVERY")
+	ErrSessionEnded    = Reason("SESSION_ENDED")
+	ErrNotConfirmed    = Reason("NOT_CONFIRMED")
+	ErrLimitReached    = Reason("LIMIT_REACHED")
+	ErrDiskFull        = Reason("DISK_FULL")
+	ErrNoQuorum        = Reason("NO_QUORUM")
+	ErrNotReady        = Reason("NOT_READY")
+	ErrOutcomeUnknown  = Reason("OUTCOME_UNKNOWN")
+)
+
+// What the client itself says.
+var (
+	// ErrClosed is a call of what was closed.
+	ErrClosed = errors.New("strandmq: closed")
+	// ErrLapsed is why the context of a handler ended whose delivery is the
+	// member's no longer: the connection broke, or the group's max hold is over.
+	// The message comes again, to this member or another.
+	ErrLapsed = errors.New("strandmq: the delivery is not this member's any more")
+	// ErrDraining is why the context of a handler ended that still ran when the
+	// time for a graceful end was over.
+	ErrDraining = errors.New("strandmq: the consumer ends")
+)
+
+// Error is a refusal by a broker, or a failure of the way to it.
+//
+// errors.Is compares with a Reason; errors.As gives the whole.
+type Error struct {
+	Reason     Reason        // empty: no broker said it
+	Message    string        // what went wrong and what to do, for people
+	Field      string        // the field at fault, for bad input
+	RetryAfter time.Duration // for what passes: how long to wait; 0: nobody said
+
+	passes bool
+	err    error // what it came from; may be nil
+}
+
+// Error gives the words, and the reason behind them.
+func (e *Error) Error() string {
+	if e.Reason == "" {
+		return "strandmq: " + e.Message
+	}
+	return fmt.Sprintf("strandmq: %s (%s)", e.Message, string(e.Reason))
+}
+
+// Is tells whether target is the reason.
+func (e *Error) Is(target error) bool {
+	r, ok := target.(Reason) //nolint:errorlint // Is compares with the target itself
+	return ok && r == e.Reason && r != ""
+}
+
+// Unwrap gives what it came from.
+func (e *Error) Unwrap() error { return e.err }
+
+// Passes implements retry.Passing.
+func (e *Error) Passes() (time.Duration, bool) { return e.RetryAfter, e.passes }
+
+// Retryable tells whether the same call may succeed later.
+func Retryable(err error) bool {
+	var e *Error
+	return errors.As(err, &e) && e.passes
+}
+
+// unknown is the error of a message that was perhaps stored.
+func unknown(why error) *Error {
+	return &Error{
+		Reason:  ErrOutcomeUnknown,
+		Message: fmt.Sprintf("it is not known whether the message was stored: %v", why),
+		err:     why,
+	}
+}
+
+// badMessage is the error of a message that the router refuses.
+func badMessage(err error) *Error {
+	e := &Error{Message: err.Error(), err: err, Reason: "BAD_VALUE"}
+	var m *router.ErrMessage
+	if !errors.As(err, &m) {
+		return e
+	}
+	e.Field = m.Field
+	var large *router.ErrTooLarge
+	switch {
+	case errors.As(err, &large), m.Field == "body":
+		e.Reason = ErrBodyTooLarge
+	case m.Field == "key":
+		e.Reason = ErrBadKey
+	case m.Field == "id":
+		e.Reason = ErrBadID
+	default:
+		e.Reason = ErrBadHeader
+	}
+	return e
+}
+
+// badName is the error of a name that breaks the rules; nil: it does not.
+func badName(field string, err error) error {
+	var n *names.Error
+	if !errors.As(err, &n) {
+		return nil
+	}
+	return &Error{Reason: ErrBadName, Field: field, Message: field + ": " + err.Error(), err: err}
+}
