@@ -8,6 +8,7 @@ import (
 	"net"
 	"syscall"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
@@ -41,18 +42,20 @@ func TestDo(t *testing.T) {
 		{"a wait beyond the limit", 20 * time.Millisecond, []error{passing{time.Hour, true}, nil}, 1, passing{time.Hour, true}, time.Second},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			calls := 0
-			began := time.Now()
-			got, err := Do(t.Context(), Config{Limit: c.limit, First: time.Millisecond, Most: 2 * time.Millisecond}, func() (int, error) {
-				calls++
-				if calls <= len(c.fails) {
-					return 0, c.fails[calls-1]
+			synctest.Test(t, func(t *testing.T) { // its clock is that of the waits alone
+				calls := 0
+				began := time.Now()
+				got, err := Do(t.Context(), Config{Limit: c.limit, First: time.Millisecond, Most: 2 * time.Millisecond}, func() (int, error) {
+					calls++
+					if calls <= len(c.fails) {
+						return 0, c.fails[calls-1]
+					}
+					return 7, nil
+				})
+				if calls != c.calls || !errors.Is(err, c.err) || c.err == nil && got != 7 || time.Since(began) > c.atMost {
+					t.Errorf("%d calls, %d, %v, in %v", calls, got, err, time.Since(began))
 				}
-				return 7, nil
 			})
-			if calls != c.calls || !errors.Is(err, c.err) || c.err == nil && got != 7 || time.Since(began) > c.atMost {
-				t.Errorf("%d calls, %d, %v, in %v", calls, got, err, time.Since(began))
-			}
 		})
 	}
 }
