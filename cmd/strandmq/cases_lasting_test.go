@@ -77,7 +77,7 @@ func oneKeyAmongComers(t *testing.T, s *stage) {
 			head = rs[0]
 		}
 	}
-	until(t, "all other keys are handled", func() bool { return y.counts("g1").GetAcked() == n })
+	dwindles(t, "all other keys are handled", func() uint64 { return n - y.counts("g1").GetAcked() })
 	var stall *strandmqv1.Stall
 	until(t, "the key that stalls lapsed three times", func() bool {
 		for _, st := range y.group("g1").GetPartitions()[head.GetPartition()].GetStalls() {
@@ -90,15 +90,9 @@ func oneKeyAmongComers(t *testing.T, s *stage) {
 	if stall.GetOffset() != head.GetOffset() || stall.GetWaiting() != n-1 {
 		t.Errorf("the stall is %v, its head is at offset %d and %d wait behind it", stall, head.GetOffset(), n-1)
 	}
-	y.g1.mu.Lock()
-	for _, x := range others {
-		if _, ok := y.g1.done[x]; !ok {
-			t.Errorf("%s is not handled", x)
-		}
-	}
-	y.g1.mu.Unlock()
+	until(t, "the members know of each of the others that it is handled", func() bool { return y.g1.handled(others...) })
 	cured.Store(true)
-	until(t, "the key goes on", func() bool { return y.counts("g1").GetLag() == 0 })
+	dwindles(t, "the key goes on", func() uint64 { return y.counts("g1").GetLag() })
 	cancel()
 	members.Wait()
 	var order []string
@@ -129,7 +123,8 @@ func successIsKept(t *testing.T, s *stage) {
 					// Once: who asks again by himself would not count the first answer.
 					res, err := once(ctx, s.api.publish.Publish, &strandmqv1.PublishRequest{Topic: y.topic, Messages: []*strandmqv1.Message{m}})
 					if err != nil || res.GetResults()[0].GetProblem() != nil {
-						continue // asked again, under its id
+						time.Sleep(5 * time.Millisecond) // the broker is away; asked again, under its id
+						continue
 					}
 					mu.Lock()
 					stored[m.GetId()] = res.GetResults()[0].GetReceipt()
@@ -146,7 +141,8 @@ func successIsKept(t *testing.T, s *stage) {
 				// Not fresh: what an answer that was lost had is given again.
 				got, err := d.ask(ctx, 10, 100*time.Millisecond, false)
 				if err != nil {
-					continue // killed: its session goes on
+					time.Sleep(5 * time.Millisecond) // the broker is away; the session goes on
+					continue
 				}
 				for _, x := range got {
 					// Until it is known: an ack without an answer may have been lost.
@@ -154,6 +150,7 @@ func successIsKept(t *testing.T, s *stage) {
 						if r, err := d.settle(x, ack, "", 0); err == nil && r.GetProblem() == nil {
 							break
 						}
+						time.Sleep(5 * time.Millisecond) // the broker is away
 					}
 				}
 			}
@@ -178,9 +175,10 @@ func successIsKept(t *testing.T, s *stage) {
 	last := y.desk(y.g1, "m1")
 	y.desk(y.g1, "m2")
 	work := func(d *desk) {
-		for y.counts(d.l.group).GetLag() > 0 {
+		dwindles(t, "the rest comes", func() uint64 {
 			d.doneAll(d.receive(500, 200*time.Millisecond))
-		}
+			return y.counts(d.l.group).GetLag()
+		})
 	}
 	work(last)
 	work(y.desk(y.g2, "m"))
@@ -263,11 +261,12 @@ func lagAndRetention(t *testing.T, s *stage) {
 				for _, x := range out {
 					g1.done(x, ack, "")
 				}
-				for y.counts("g1").GetLag() > 0 {
+				dwindles(t, "what was held comes", func() uint64 {
 					for _, x := range g1.receive(10, 200*time.Millisecond) {
 						g1.done(x, ack, "")
 					}
-				}
+					return y.counts("g1").GetLag()
+				})
 				if c := y.counts("g1"); c.GetAcked() != uint64(n+len(more)) {
 					t.Errorf("g1 handled %v of %d", c, n+len(more))
 				}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -162,16 +163,16 @@ func (l *ledger) handled(names ...string) bool {
 	return true
 }
 
-// ackedBefore says that messages were done before a moment.
-func (l *ledger) ackedBefore(at time.Time, names ...string) {
-	l.t.Helper()
+// notBefore says which of some messages were not done before a moment.
+func (l *ledger) notBefore(at time.Time, names ...string) (late []string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	for _, n := range names {
 		if done, ok := l.done[n]; !ok || done.After(at) {
-			l.t.Errorf("%s: %s was not done by then (%v after)", l.group, n, done.Sub(at))
+			late = append(late, fmt.Sprintf("%s: %s was not done by then (%v after)", l.group, n, done.Sub(at)))
 		}
 	}
+	return late
 }
 
 // desk is one member with connections and a session of its own.

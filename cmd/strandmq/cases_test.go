@@ -60,9 +60,9 @@ const (
 )
 
 // patience bounds every wait for something that should come at once. Nothing is
-// asserted about how soon it comes: a wait ends with what it waits for, and a minute is
+// asserted about how soon it comes: a wait ends with what it waits for, and minutes are
 // more than a machine that does other things needs.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // never is an ack deadline, in milliseconds, that does not come within a case. Where one
 // has to come, the member brings it near: see desk.lapse.
@@ -127,6 +127,22 @@ func until(t *testing.T, what string, ok func() bool) {
 	for !ok() {
 		if time.Now().After(deadline) {
 			t.Fatalf("it did not come to pass within %v: %s", patience, what)
+		}
+		time.Sleep(5 * time.Millisecond) // between two looks
+	}
+}
+
+// dwindles waits until nothing is left, as long as it becomes less: many steps take as
+// long as they take, and one does not take minutes.
+func dwindles(t *testing.T, what string, left func() uint64) {
+	t.Helper()
+	least, deadline := left(), time.Now().Add(patience)
+	for n := least; n > 0; n = left() {
+		if n < least {
+			least, deadline = n, time.Now().Add(patience)
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("%s: %d are left, and for %v nothing moves", what, n, patience)
 		}
 		time.Sleep(5 * time.Millisecond) // between two looks
 	}

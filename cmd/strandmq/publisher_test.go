@@ -162,14 +162,17 @@ func TestPublishAfterALostAnswer(t *testing.T) {
 }
 
 func TestPublishGivesUpInTime(t *testing.T) {
+	t.Parallel() // it waits
 	g := &grumpy{}
 	for range 100 {
 		g.plan = append(g.plan, func(*strandmqv1.PublishRequest) (*strandmqv1.PublishResponse, error) {
-			return nil, refusal(t, connect.CodeResourceExhausted, "QUEUE_FULL", 20*time.Millisecond)
+			return nil, refusal(t, connect.CodeResourceExhausted, "QUEUE_FULL", time.Second)
 		})
 	}
-	code, _, talk := strandmq(t, g.serve(t), "1\n", "publish", "t", "--retry-for", "100ms")
-	if code != exitFailed || g.calls < 2 || g.calls > 10 || !strings.Contains(talk, "run the same command again") {
+	code, _, talk := strandmq(t, g.serve(t), "1\n", "publish", "t", "--retry-for", "4s")
+	// A second is waited for after each call, so there are five at most, and one more
+	// than one unless the first takes three seconds.
+	if code != exitFailed || g.calls < 2 || g.calls > 5 || !strings.Contains(talk, "run the same command again") {
 		t.Errorf("code %d, %d calls\n%s", code, g.calls, talk)
 	}
 }

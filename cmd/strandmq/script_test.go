@@ -136,7 +136,7 @@ func shows(ts *testscript.TestScript, neg bool, args []string) {
 		ts.Fatalf("usage: shows regexp program args...")
 	}
 	want := regexp.MustCompile("(?m)" + args[0])
-	for end := time.Now().Add(time.Minute); ; {
+	for end := time.Now().Add(2 * time.Minute); ; {
 		ts.Check(ts.Exec(args[1], args[2:]...))
 		if out := ts.ReadFile("stdout"); want.MatchString(out) {
 			return

@@ -302,7 +302,7 @@ func (f *squadron) until(what string, holds func() error) {
 
 // look makes one call that is not worth waiting for: it is made again anyhow.
 func look[Req, Res any](ctx context.Context, call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // a node that is stopped or cut off never answers
 	defer cancel()
 	return call(ctx, req)
 }
