@@ -115,7 +115,7 @@ func inTime(t testing.TB, what string, cond func() bool) {
 	limit := time.Now().Add(soon)
 	for !cond() {
 		if time.Now().After(limit) {
-			t.Fatalf("%s: not within 30 s", what)
+			t.Fatalf("%s: not within %v", what, soon)
 		}
 		time.Sleep(10 * time.Millisecond) // nobody tells the test of a change
 	}

@@ -223,16 +223,17 @@ func TestGuardBoundsAllBodies(t *testing.T) {
 // A body that trickles in is cut; a handler that waits after its body came is
 // not, however long it waits.
 func TestGuardTime(t *testing.T) {
+	t.Parallel() // it waits
 	fail := make(chan error, 1)
-	const limit = 150 * time.Millisecond
+	const limit = 2 * time.Second // a body that comes at once is not cut on a busy machine
 	url := newGuard(t, &guard{bodyTime: limit, next: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		_, err := io.Copy(io.Discard, r.Body)
 		if r.URL.Path == "/trickle" {
 			fail <- err
 			return
 		}
-		select { // a long poll, three times as long as a body may take
-		case <-time.After(3 * limit):
+		select { // a long poll, longer than a body may take
+		case <-time.After(limit + limit/2):
 			fmt.Fprint(w, "late")
 		case <-r.Context().Done():
 			fmt.Fprint(w, "cut")
@@ -263,7 +264,8 @@ func TestGuardTime(t *testing.T) {
 // A connection that was used before and idle for longer than an answer may take
 // still says "100 Continue" to a large body.
 func TestGuardIdleConnection(t *testing.T) {
-	const limit = 100 * time.Millisecond
+	t.Parallel()                  // it waits
+	const limit = 2 * time.Second // a body that comes at once is not cut on a busy machine
 	url := newGuard(t, &guard{bodyTime: limit, next: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		n, err := io.Copy(io.Discard, r.Body)
 		fmt.Fprint(w, n, err)
@@ -287,7 +289,7 @@ func TestGuardIdleConnection(t *testing.T) {
 	}
 	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
 	answered()
-	time.Sleep(2 * limit) // the idle time is what is tested
+	time.Sleep(limit + limit/2) // the idle time is what is tested
 	fmt.Fprintf(conn, "POST / HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: 2\r\nExpect: 100-continue\r\n\r\n")
 	if line, err := in.ReadString('\n'); err != nil || line != "HTTP/1.1 100 Continue\r\n" {
 		t.Fatalf("%q, %v", line, err)
@@ -301,8 +303,9 @@ func TestGuardIdleConnection(t *testing.T) {
 
 // A caller that does not take its answer is cut off.
 func TestGuardSlowReader(t *testing.T) {
+	t.Parallel() // it waits
 	fail := make(chan error, 1)
-	url := newGuard(t, &guard{bodyTime: 100 * time.Millisecond, next: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+	url := newGuard(t, &guard{bodyTime: time.Second, next: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		big := make([]byte, 1<<20)
 		for range 256 { // more than any socket buffers
 			if _, err := w.Write(big); err != nil {

@@ -374,7 +374,7 @@ func TestSessions(t *testing.T) {
 		return res.GetSession()
 	}
 	receive := func(session string) ([]*strandmqv1.Delivery, error) {
-		res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", Session: session, WaitMs: 5000})
+		res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", Session: session, WaitMs: 40_000})
 		return res.GetDeliveries(), err
 	}
 	s1 := join()
@@ -415,7 +415,7 @@ func TestSessions(t *testing.T) {
 func TestSessionTimeout(t *testing.T) {
 	t.Parallel() // it waits for clocks
 	dir := t.TempDir()
-	change := func(c *Config) { c.SessionTimeout = time.Second }
+	change := func(c *Config) { c.SessionTimeout = 3 * time.Second }
 	b := start(t, dir, change)
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)
@@ -458,13 +458,14 @@ func TestSessionTimeout(t *testing.T) {
 	// The token alone says enough.
 	a.done(t, "t", "g", first[1], ack, "")
 	// Asking again, without a session as a shell script does, shows what is held.
-	again := a.receive(t, "t", "g", "slow", 2)
-	if len(again) != 1 || again[0].GetToken() != first[0].GetToken() || again[0].GetAttempt() != 1 {
-		t.Fatalf("came back to %v, want %v again", again, first[0])
-	}
-	if away() != nil {
-		t.Fatal("it asked, and is away")
-	}
+	var again []*strandmqv1.Delivery
+	eventually(t, "it asked, and is not away", func() bool { // at once; but it is away again after a while
+		again = a.receive(t, "t", "g", "slow", 2)
+		if len(again) != 1 || again[0].GetToken() != first[0].GetToken() || again[0].GetAttempt() != 1 {
+			t.Fatalf("came back to %v, want %v again", again, first[0])
+		}
+		return away() == nil
+	})
 	a.done(t, "t", "g", again[0], nack, "card declined")
 	if d := a.one(t, "t", "g", "slow"); d.GetAttempt() != 2 {
 		t.Fatalf("got %v, want attempt 2", d)
@@ -474,6 +475,7 @@ func TestSessionTimeout(t *testing.T) {
 // Each call with a session brings its member back, and a new session of the name
 // ends it, charged, away or not.
 func TestBackFromAway(t *testing.T) {
+	t.Parallel() // it waits for clocks
 	b := start(t, t.TempDir(), func(c *Config) { c.SessionTimeout = time.Second })
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)
@@ -521,12 +523,12 @@ func TestBackFromAway(t *testing.T) {
 	for name, call := range calls {
 		member := strings.ReplaceAll(name, " ", "-")
 		waitFor(t, func() bool { return isAway(member) })
-		if err := call(member, sessions[name]); err != nil {
-			t.Errorf("%s: %v", name, err)
-		}
-		if isAway(member) {
-			t.Errorf("%s did not bring it back", name)
-		}
+		eventually(t, name+" brings it back", func() bool { // at once; but it is away again after a second
+			if err := call(member, sessions[name]); err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			return !isAway(member)
+		})
 	}
 	a.store(t, "t", msg("k", "x"))
 	held := a.one(t, "t", "g", "heartbeat")

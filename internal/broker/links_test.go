@@ -91,7 +91,7 @@ func linkHosts(t *testing.T, n int) []*linkedHost {
 // Three hosts over TLS: what one stores, all have; when the leader's node ends,
 // another leads and writes go on.
 func TestReplicasOverConnections(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute) // for all of it, which takes seconds
 	defer cancel()
 	hosts := linkHosts(t, 3)
 	const p = partition.PartitionID(7)

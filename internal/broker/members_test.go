@@ -187,7 +187,7 @@ func TestDeletingWithOpenSessions(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.store(t, "last", msg("k", "1"))
-	if res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "last", Group: "g", Member: "m", Session: first.GetSession(), WaitMs: 5000}); err != nil || len(res.GetDeliveries()) != 1 {
+	if res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "last", Group: "g", Member: "m", Session: first.GetSession(), WaitMs: 40_000}); err != nil || len(res.GetDeliveries()) != 1 {
 		t.Fatal(res, err)
 	}
 	if _, err := a.consume.Join(ctx(t), &strandmqv1.JoinRequest{Topic: "last", Group: "g", Member: "m"}); err != nil {

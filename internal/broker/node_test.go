@@ -92,8 +92,8 @@ func httpClient(t testing.TB, h2 bool) *http.Client {
 }
 
 // soon bounds the waits for what comes within moments on a machine that does nothing
-// else.
-const soon = time.Minute
+// else, and within seconds with all of a test.
+const soon = 3 * time.Minute
 
 func ctx(t testing.TB) context.Context {
 	c, cancel := context.WithTimeout(context.Background(), 2*soon)
@@ -208,6 +208,16 @@ func (a api) done(t testing.TB, topic, group string, d *strandmqv1.Delivery, act
 		t.Fatalf("%v of offset %d: %v", action, d.GetOffset(), r.GetProblem())
 	}
 	return r
+}
+
+// lapse has the deadline of a delivery come at once, as that of a member that hangs does
+// in time.
+func (a api) lapse(t testing.TB, topic, group string, d *strandmqv1.Delivery) {
+	t.Helper()
+	res, err := a.consume.Settle(ctx(t), &strandmqv1.SettleRequest{Topic: topic, Group: group, Settlements: []*strandmqv1.Settlement{{Token: d.GetToken(), Action: extend, DelayMs: 1}}})
+	if err != nil || res.GetResults()[0].GetProblem() != nil {
+		t.Fatalf("the deadline of offset %d: %v, %v", d.GetOffset(), res, err)
+	}
 }
 
 // describe gives a group and checks that its counts add up.

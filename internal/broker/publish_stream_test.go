@@ -424,7 +424,8 @@ func TestPublishStreamWhileStopping(t *testing.T) {
 
 // A caller that takes nothing, and one whose frame does not arrive, are cut.
 func TestSlowPublishers(t *testing.T) {
-	b := start(t, t.TempDir(), func(c *Config) { c.TransferTime = 200 * time.Millisecond })
+	t.Parallel()                                                                     // it waits
+	b := start(t, t.TempDir(), func(c *Config) { c.TransferTime = 2 * time.Second }) // calls have that time, too
 	a := newAPI(t, b.URL())
 	a.topic(t, "t", 1)
 	out, in := io.Pipe()

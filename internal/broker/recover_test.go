@@ -306,9 +306,11 @@ func TestQueueFull(t *testing.T) {
 	var mu sync.Mutex
 	var refused []error
 	stored := 0
+	// Until there are some of both: who comes one after the other finds room.
+	both := func() bool { mu.Lock(); defer mu.Unlock(); return len(refused) > 0 && stored > 0 }
 	for range 16 {
 		wg.Go(func() {
-			for range 4 {
+			for i := 0; i < 4 || !both() && i < 1000; i++ {
 				res, err := a.publish.Publish(context.Background(), &strandmqv1.PublishRequest{Topic: "t", Messages: []*strandmqv1.Message{msg("k", big)}})
 				mu.Lock()
 				if err != nil {
