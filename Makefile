@@ -69,12 +69,12 @@ bin/grpcurl: tools/grpcurl/go.mod ## grpcurl, for the test of reflection
 unit: bin/grpcurl ## Tests of all packages; at the end it names the skipped ones
 	@echo 'STRANDMQ_KILLS=$(KILLS) $(GO) test of all packages'
 	@mkdir -p bin
-	@{ STRANDMQ_KILLS=$(KILLS) $(GO) test -v -vet=off $$($(GO) list ./... | grep -v /internal/house) 2>&1; echo "=== EXIT $$?"; } | awk -v keep=bin/skipped -f tools/tests.awk
+	@{ STRANDMQ_KILLS=$(KILLS) $(GO) test -v -vet=off -timeout 30m $$($(GO) list ./... | grep -v /internal/house) 2>&1; echo "=== EXIT $$?"; } | awk -v keep=bin/skipped -f tools/tests.awk
 
 race: ## Tests of the concurrent packages under the race detector (needs a C compiler)
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ]; then \
 		echo '$(GO) test -race -short -p 1 $(RACE)'; \
-		$(GO) test -vet=off -race -short -p 1 -timeout 15m $(RACE); \
+		$(GO) test -vet=off -race -short -p 1 -timeout 30m $(RACE); \
 	else \
 		echo 'SKIPPED: the race detector needs a C compiler and there is none here; install gcc and run make race.'; \
 	fi

@@ -118,18 +118,18 @@ func (n *node) receive(req ReceiveRequest) []Delivery {
 }
 
 // within is how long anything may take on a machine that does other things too.
-const within = time.Minute
+const within = 3 * time.Minute
 
 func TestReceiveWaits(t *testing.T) {
 	n := newNode(t, 3)
 	n.group(1, Default())
 	got := make(chan []Delivery, 1)
-	begun := time.Now()
-	go func() { got <- n.receive(ReceiveRequest{Group: 1, Member: "A", Session: 1, Max: 10, Wait: within}) }()
+	// A wait that does not end with what it waits for outlasts the call, which fails.
+	go func() { got <- n.receive(ReceiveRequest{Group: 1, Member: "A", Session: 1, Max: 10, Wait: time.Hour}) }()
 	n.publish(2, "a", "b")
 	ds := <-got
-	if took := time.Since(begun); len(ds) != 2 || took > within/2 {
-		t.Fatalf("%d deliveries after %v", len(ds), took)
+	if len(ds) != 2 {
+		t.Fatalf("%d deliveries", len(ds))
 	}
 	if string(ds[0].Message.Record.Body) != "body of a" || ds[0].Partition != 2 || ds[0].Attempt != 1 {
 		t.Fatalf("delivered %+v", ds[0])
@@ -139,7 +139,7 @@ func TestReceiveWaits(t *testing.T) {
 	if r[0].Err != nil || r[1].Err != nil {
 		t.Fatal(r)
 	}
-	ds = n.receive(ReceiveRequest{Group: 1, Member: "A", Session: 1, Max: 10, Wait: within})
+	ds = n.receive(ReceiveRequest{Group: 1, Member: "A", Session: 1, Max: 10, Wait: time.Hour})
 	if len(ds) != 1 || ds[0].Attempt != 2 {
 		t.Fatalf("after the backoff: %+v", ds)
 	}
@@ -259,9 +259,12 @@ func TestCrowd(t *testing.T) {
 		}
 	}
 	session := atomic.Uint64{}
+	least, idle := left.Load(), 0
 	for round := 0; left.Load() > 0; round++ {
-		if round > 200 {
-			t.Fatalf("%d messages are left after 200 restarts", left.Load())
+		if now := left.Load(); now < least {
+			least, idle = now, 0
+		} else if idle++; idle > 200 {
+			t.Fatalf("%d messages are left, and none was handled in 200 rounds", now)
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), 300*time.Millisecond)
 		var members sync.WaitGroup
@@ -286,10 +289,12 @@ func TestCrowd(t *testing.T) {
 					}
 					for i, d := range ds {
 						k := at{d.Partition, string(d.Message.Record.Key)}
+						mu.Lock()
+						// Under the lock: until it is let go, nobody else tells what became of it.
 						if n.shell.Now() >= d.Deadline {
+							mu.Unlock()
 							continue // it lapsed while those before it were settled: another has it
 						}
-						mu.Lock()
 						if last, ok := acked[k]; ok && d.Message.Offset <= last {
 							t.Errorf("%v offset %d was delivered after %d of its key was acked", k, d.Message.Offset, last)
 						}

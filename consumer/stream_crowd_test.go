@@ -6,6 +6,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -45,7 +46,7 @@ func TestStreamCrowd(t *testing.T) {
 				st.SetShares(shares)
 				for batch := 0; batch < 6 && left.Load() > 0; batch++ {
 					st.AddCredit(7)
-					call, stop := context.WithTimeout(ctx, within/100)
+					call, stop := context.WithTimeout(ctx, 500*time.Millisecond)
 					hs, err := st.Next(call)
 					stop()
 					if err != nil {

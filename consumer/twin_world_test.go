@@ -465,8 +465,8 @@ func (w *twinWorld) drain() {
 		}
 		if n == 0 && w.fault == nil {
 			// A member that held all that it may looks again after fullPatience of
-			// the real clock, which the script's does not move: outlast it.
-			time.Sleep(fullPatience + 5*time.Millisecond)
+			// the bubble's clock, which the script's does not move.
+			time.Sleep(fullPatience + 5*time.Millisecond) // outlasts that; bubble time
 			n = w.drive()
 		}
 		if n == 0 || w.fault != nil {

@@ -83,7 +83,7 @@ var cleanCut = vfs.CrashCloneCfg{}
 
 // soon bounds the waits for what comes within moments on a machine that does
 // nothing else.
-const soon = time.Minute
+const soon = 3 * time.Minute
 
 func within(t testing.TB) context.Context {
 	ctx, cancel := context.WithTimeout(context.Background(), soon)

@@ -9,6 +9,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -179,51 +180,89 @@ func TestSnapshotGoesOnAfterABreak(t *testing.T) {
 	}
 }
 
+// halt is where a power cut falls: behind so many bytes of a snapshot, where the stream
+// stands still until the power goes, or behind its end.
+type halt struct {
+	at    int
+	once  sync.Once
+	there chan struct{} // closed when the stream is there
+	power chan struct{} // closed when it goes
+}
+
+// haltReader is a stream with a halt.
+type haltReader struct {
+	r    io.Reader
+	h    *halt
+	left int
+}
+
+func (h *haltReader) Read(b []byte) (int, error) {
+	there := func() { h.h.once.Do(func() { close(h.h.there) }) }
+	if h.left == 0 {
+		there()
+		<-h.h.power
+		h.left = -1
+	}
+	if h.left > 0 {
+		b = b[:min(len(b), h.left)]
+	}
+	n, err := h.r.Read(b)
+	if h.left > 0 {
+		h.left -= n
+	}
+	if err != nil {
+		there()
+	}
+	return n, err
+}
+
 // TestSnapshotAndPowerCuts takes the power from who gets a snapshot, at random.
 func TestSnapshotAndPowerCuts(t *testing.T) {
 	c := newCluster(t, 3, Config{NewApp: newCounter(nil), FollowerBytes: 4096, snapshotLimit: time.Minute, snapshotIdle: time.Minute, snapshotPause: time.Millisecond})
 	away := c.node(3)
 	start, kept := c.lag(1, away)
 	rng := rand.New(rand.NewPCG(3, 3))
-	begun := make(chan struct{}, 1000)
+	var next atomic.Pointer[halt]
 	c.onSnapshot = func(_ NodeID, r io.Reader) io.Reader {
-		select {
-		case begun <- struct{}{}:
-		default:
-		}
-		return &slowReader{r}
+		h := next.Load()
+		return &haltReader{r, h, h.at}
 	}
 	for i := range 12 {
+		// The first are in the middle of it, later ones may be behind its end.
+		h := &halt{at: 1 + rng.IntN((i+1)*400_000), there: make(chan struct{}), power: make(chan struct{})}
+		next.Store(h)
 		c.back(away)
-		select {
-		case <-begun:
-		case <-time.After(soon):
-			t.Fatal("no snapshot was sent")
+		taken := func() bool {
+			info, err := away.Info(1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return info.Position.Start >= start
 		}
-		// The cut falls anywhere between its first byte and its end.
-		time.Sleep(time.Duration(10*i+rng.IntN(10)) * time.Millisecond)
-		info, err := away.Info(1)
-		if err != nil {
-			t.Fatal(err)
+		until(t, "a snapshot is sent, or was taken by the last cut", func() bool {
+			select {
+			case <-h.there:
+				return true
+			default:
+				return taken()
+			}
+		})
+		if i > 6 {
+			time.Sleep(time.Duration(rng.IntN(10)) * time.Millisecond) // so that cuts come at any moment behind the end
 		}
+		done := taken()
+		close(h.power)
 		away.kill()
-		if info.Position.Start >= start {
+		if done {
 			if i == 0 {
 				t.Fatal("no cut fell into a snapshot")
 			}
 			break
 		}
 	}
+	next.Store(&halt{at: -1, there: make(chan struct{})})
 	c.back(away)
 	c.same(away, 1, start, kept)
-}
-
-// slowReader makes a snapshot last for long enough to be cut.
-type slowReader struct{ r io.Reader }
-
-func (s *slowReader) Read(b []byte) (int, error) {
-	time.Sleep(time.Millisecond) // a slow wire
-	return s.r.Read(b[:min(len(b), 64<<10)])
 }
 
 // TestReceiveSnapshotRefuses gives a host what is no snapshot for it.

@@ -82,7 +82,7 @@ func TestDiskHangs(t *testing.T) {
 // is told, although the fsync is still under way.
 func TestDiskHangsForGood(t *testing.T) {
 	t.Parallel() // it waits for clocks
-	h, store, answers, release := hungDisk(t, time.Second)
+	h, store, answers, release := hungDisk(t, 3*time.Second)
 	var unknown *ErrOutcomeUnknown
 	if err := <-answers; !errors.As(err, &unknown) {
 		t.Fatalf("what was on its way gives %v", err)

@@ -86,7 +86,7 @@ func TestTour(t *testing.T) {
 		t.Fatalf("the tour's first block has to start the broker with strandmq serve, and is:\n%s", steps[0].commands)
 	}
 
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	bin := buildBinary(ctx, t)
 	address := freeAddress(t)

@@ -92,7 +92,7 @@ func TestDiskHangs(t *testing.T) {
 func TestDiskHangsForGood(t *testing.T) {
 	disk := &hanging{}
 	cfg := testConfig(errorfs.Wrap(newMem(), disk))
-	cfg.StallAfter, cfg.StallStop = 200*time.Millisecond, time.Second // longer than a write in memory takes on a busy machine
+	cfg.StallAfter, cfg.StallStop = 200*time.Millisecond, 3*time.Second // longer than a write in memory takes on a busy machine
 	s := mustOpen(t, cfg)
 	disk.hold()
 	b := s.NewBatch()
