@@ -6,7 +6,6 @@ import (
 	"errors"
 	"io"
 	"maps"
-	"net"
 	"net/http"
 	"strconv"
 	"sync"
@@ -127,8 +126,7 @@ func (b *Broker) passTo(ctx context.Context, w http.ResponseWriter, r *http.Requ
 	req.Header = r.Header.Clone()
 	res, err := client.Do(req)
 	if err != nil {
-		var op *net.OpError
-		if errors.As(err, &op) && op.Op == "dial" {
+		if notSent(err) {
 			return &errUnreached{node: n, err: err}
 		}
 		return &partition.ErrOutcomeUnknown{Partition: partition.Metadata, Why: "the connection to node " + n.String() + " broke before its answer came"}

@@ -9,6 +9,7 @@ import (
 	"connectrpc.com/connect"
 
 	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/internal/peer"
 	"github.com/strandmq/strandmq/partition"
 	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
 	"github.com/strandmq/strandmq/proto/node/v1/nodev1connect"
@@ -53,8 +54,7 @@ func (r *remote) failed(id partition.PartitionID, err error) error {
 			}
 		}
 	}
-	var op *net.OpError
-	if errors.As(err, &op) && op.Op == "dial" {
+	if notSent(err) {
 		return &errUnreached{node: r.node, err: err}
 	}
 	why := "the connection to node " + r.node.String() + " broke before its answer came"
@@ -68,6 +68,12 @@ func (r *remote) failed(id partition.PartitionID, err error) error {
 	default:
 	}
 	return &partition.ErrOutcomeUnknown{Partition: id, Why: why}
+}
+
+// notSent tells whether a call between nodes failed before anything of it was sent.
+func notSent(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial" || errors.As(err, new(*peer.ErrUnreached)) || errors.As(err, new(*peer.ErrNoNode))
 }
 
 // looked is failed for calls that only look: nothing can have happened.

@@ -4,16 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/url"
 	"reflect"
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/format"
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/peer"
 	"github.com/strandmq/strandmq/partition"
 	"github.com/strandmq/strandmq/partition/logstore"
 	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
@@ -85,5 +89,17 @@ func TestErrorsSurviveTheHop(t *testing.T) {
 	// What is ours says no more than to a caller.
 	if r := b.explain(hop(errors.New("a secret"))); r.reason != "INTERNAL" || r.text == "a secret" {
 		t.Errorf("%v", r)
+	}
+}
+
+// A call that was not sent, to a node that is down or not known, did nothing: what it was
+// for goes elsewhere, also what must not be done twice.
+func TestCallsThatWereNotSentGoElsewhere(t *testing.T) {
+	r := newRemote(2, http.DefaultClient, "")
+	for _, err := range []error{&peer.ErrUnreached{Node: 2, Err: errors.New("it does not answer")}, &peer.ErrNoNode{Node: 2}} {
+		got := r.failed(1, connect.NewError(connect.CodeUnavailable, &url.Error{Op: "Post", Err: err}))
+		if !notTaken(got) || !passes(got) {
+			t.Errorf("%v is told as %v", err, got)
+		}
 	}
 }

@@ -58,8 +58,9 @@ type Config struct {
 	// Backoff is the longest time between two attempts to reach a node that does not
 	// answer. Default 1 s, at least 10 ms. Each attempt costs a packet.
 	Backoff time.Duration
-	// QueueBytes bounds what waits to be sent to one node. Default 32 MiB, at least
-	// MaxMessage. Memory for each node that is slow.
+	// QueueBytes bounds what waits to be sent to one node, beside an eighth of it for
+	// what is urgent. Default 32 MiB, at least MaxMessage. Memory for each node that is
+	// slow.
 	QueueBytes int
 	// MaxMessage bounds one message. Default 16 MiB, at most 1 GiB. Memory for each
 	// node that sends one.

@@ -25,8 +25,9 @@
 //     Join ─────────────────────────────── strandmq-join/1 ────────────────► OnJoin
 //
 // It promises that Send never blocks and that what waits to be sent is bounded;
-// that messages of one connection arrive in the order they were sent, each whole
-// or not at all, and that those of one node are delivered one at a time; that
+// that messages of one connection arrive in the order they were sent, but for urgent
+// ones, which go first, each whole or not at all, and that those of one node are
+// delivered one at a time; that
 // Alive tells of a node that is silent, within Silence and two beats, and of its
 // return; and that every refusal between nodes is an *ErrRefused on both sides.
 //

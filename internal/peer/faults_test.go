@@ -129,6 +129,52 @@ func TestCallsEndWhenTheNodeIsDown(t *testing.T) {
 	talks(t, a, b)
 }
 
+// A process that was stopped, and not ended, takes connections and says nothing. A call
+// to it ends when it is found to be down, and one that is made later at once, also where
+// the connection for it is yet to be made.
+func TestCallsToANodeThatIsDownEndAtOnce(t *testing.T) {
+	t.Parallel() // it waits
+	a, b, ab, ba := linked(t, func(c *Config) {
+		c.Timeout = time.Hour // of a handshake that nobody answers
+		c.Handler = http.HandlerFunc(func(http.ResponseWriter, *http.Request) {})
+	})
+	for _, k := range []*link{ab, ba} {
+		k.set(func() { k.frozen = [2]bool{true, true} })
+	}
+	for _, when := range []string{"before it is down", "when it is down"} {
+		if _, err := tryCall(t.Context(), a, 2, ""); !errors.As(err, new(*ErrUnreached)) {
+			t.Errorf("a call %s: %v", when, err)
+		}
+		a.untilDown(2)
+	}
+	for _, k := range []*link{ab, ba} {
+		k.set(func() { k.frozen = [2]bool{} })
+	}
+	talks(t, a, b)
+	a.until("a call is answered again", func() bool { _, err := tryCall(t.Context(), a, 2, ""); return err == nil })
+}
+
+// What is urgent goes before what waits, and finds room where that has none.
+func TestUrgentGoesFirst(t *testing.T) {
+	t.Parallel() // it waits
+	a, b, ab, _ := linked(t, func(c *Config) { c.QueueBytes, c.MaxMessage, c.Silence = 1<<20, 64<<10, time.Hour })
+	const urgent = 7
+	// The writer may have got rid of all that waited just before: so more than once.
+	a.until("an urgent message overtakes others", func() bool {
+		ab.set(func() { ab.frozen[0] = true })
+		sent := len(b.messages(1))
+		for a.Send(2, make([]byte, 1000)) {
+			sent++
+		}
+		if !a.SendUrgent(2, make([]byte, urgent)) {
+			t.Fatal("a queue that is full keeps out what is urgent")
+		}
+		ab.set(func() { ab.frozen[0] = false })
+		b.until("all comes", func() bool { return len(b.messages(1)) == sent+1 })
+		return len(b.messages(1)[sent]) != urgent
+	})
+}
+
 // Who does not take messages is down for who sends them, and not the other way
 // round; what waits is bounded.
 func TestSlowReaderAndFlood(t *testing.T) {
@@ -305,28 +351,40 @@ func TestGate(t *testing.T) {
 
 func TestQueue(t *testing.T) {
 	q := newQueue(3 * (overhead + 10))
-	if q.put(make([]byte, 10)) {
+	if q.put(make([]byte, 10), false) {
 		t.Error("a queue without a connection takes a message")
 	}
 	q.start()
 	for i := range 4 {
-		if q.put(make([]byte, 10)) != (i < 3) {
+		if q.put(make([]byte, 10), false) != (i < 3) {
 			t.Errorf("message %d", i)
 		}
 	}
 	items := q.take(nil)
-	if len(items) != 3 || q.put(nil) {
+	if len(items) != 3 || q.put(nil, false) {
 		t.Error("what is being written still waits")
 	}
-	q.free(overhead + 10)
-	if !q.put(make([]byte, 10)) || q.put(nil) {
+	q.free(overhead+10, false)
+	if !q.put(make([]byte, 10), false) || q.put(nil, false) {
 		t.Error("the room of one is that of one")
 	}
-	if q.stop() != 1 || q.waiting() != 0 || q.put(nil) {
+	if q.stop() != 1 || q.waiting() != 0 || q.put(nil, false) {
 		t.Error("a stopped queue is empty and takes nothing")
 	}
 	q.start()
-	if !q.put(make([]byte, 1000)) || q.put(nil) {
+	if !q.put(make([]byte, 1000), false) || q.put(nil, false) {
 		t.Error("an empty queue takes any message, and then none")
+	}
+	if !q.put(make([]byte, 10), true) || q.put(make([]byte, 10), true) {
+		t.Error("what is urgent has a little room of its own")
+	}
+	if items := q.takeUrgent(); len(items) != 1 || q.waiting() != 1000+overhead+10+overhead {
+		t.Errorf("%d urgent ones, and %d bytes wait", len(items), q.waiting())
+	}
+	if q.free(10+overhead, true); q.takeUrgent() != nil || !q.put(make([]byte, 10), true) {
+		t.Error("the room of an urgent one is not given back")
+	}
+	if q.stop() != 2 || q.waiting() != 0 {
+		t.Error("a stopped queue has something that is urgent")
 	}
 }

@@ -226,20 +226,46 @@ func (p *peer) write(o *outgoing) error {
 		case <-p.queue.signal:
 		}
 		all := p.queue.take(spare)
+		if err := p.writeUrgent(w); err != nil {
+			return err
+		}
 		written := 0 // and not yet given back to the queue
 		for rest = all; len(rest) > 0; rest = rest[1:] {
 			if err := p.writeMessage(w, rest[0]); err != nil {
 				return err
 			}
 			if written += len(rest[0]) + overhead; written >= gathered {
-				p.queue.free(written)
+				p.queue.free(written, false)
 				written = 0
+				// What was taken may be much, and the network slow: neither beats nor
+				// what is urgent wait until all of it is through.
+				select {
+				case <-beat.C:
+					p.beat(w)
+				default:
+				}
+				if err := p.writeUrgent(w); err != nil {
+					return err
+				}
 			}
 			rest[0] = nil
 		}
-		p.queue.free(written)
+		p.queue.free(written, false)
 		spare = all
 	}
+}
+
+// writeUrgent writes what is urgent now.
+func (p *peer) writeUrgent(w *bufio.Writer) error {
+	all := p.queue.takeUrgent()
+	for i, b := range all {
+		if err := p.writeMessage(w, b); err != nil {
+			p.count.dropped.Add(uint64(len(all) - i))
+			return err
+		}
+		p.queue.free(len(b)+overhead, true)
+	}
+	return nil
 }
 
 // beat writes a beat. An error stays in the writer.

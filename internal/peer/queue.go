@@ -5,16 +5,24 @@ import "sync"
 // overhead is what a message in the queue takes beside its bytes.
 const overhead = 64
 
+// urgentShare of the queue's limit is room for urgent messages beside the others:
+// without it a queue that is full of what is large would keep out what is small.
+const urgentShare = 8
+
 // queue holds what waits to be written to one connection. It takes messages only
-// while a connection is there, so nothing piles up for a node that is down.
+// while a connection is there, so nothing piles up for a node that is down. Urgent
+// ones go before the others; of each kind they keep their order.
 type queue struct {
 	limit  int
 	signal chan struct{} // something is there; holds one
 
-	mu    sync.Mutex
-	open  bool     // guarded by mu
-	items [][]byte // guarded by mu
-	bytes int      // guarded by mu: of items, and of what was taken and is being written
+	mu     sync.Mutex
+	open   bool     // guarded by mu
+	items  [][]byte // guarded by mu
+	urgent [][]byte // guarded by mu
+	// guarded by mu: of items, and of what was taken of them and is being written; and
+	// the same of urgent
+	bytes, urgentBytes int
 }
 
 func newQueue(limit int) *queue {
@@ -22,16 +30,20 @@ func newQueue(limit int) *queue {
 }
 
 // put queues a message and takes it over. An empty queue takes any message.
-func (q *queue) put(b []byte) bool {
+func (q *queue) put(b []byte, urgent bool) bool {
+	items, bytes, limit := &q.items, &q.bytes, q.limit
+	if urgent {
+		items, bytes, limit = &q.urgent, &q.urgentBytes, q.limit/urgentShare
+	}
 	q.mu.Lock()
 	size := len(b) + overhead
-	if !q.open || q.bytes > 0 && q.bytes+size > q.limit {
+	if !q.open || *bytes > 0 && *bytes+size > limit {
 		q.mu.Unlock()
 		return false
 	}
-	q.items = append(q.items, b)
-	q.bytes += size
-	first := len(q.items) == 1
+	*items = append(*items, b)
+	*bytes += size
+	first := len(*items) == 1
 	q.mu.Unlock()
 	if first {
 		select {
@@ -42,8 +54,8 @@ func (q *queue) put(b []byte) bool {
 	return true
 }
 
-// take empties the queue into the slice that the last take gave, whose messages
-// must have been written.
+// take empties the queue of what is not urgent into the slice that the last take
+// gave, whose messages must have been written.
 func (q *queue) take(last [][]byte) [][]byte {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -53,10 +65,23 @@ func (q *queue) take(last [][]byte) [][]byte {
 	return items
 }
 
-// free gives the room of written messages back: their bytes and each one's overhead.
-func (q *queue) free(bytes int) {
+// takeUrgent takes what is urgent; nil: there is nothing.
+func (q *queue) takeUrgent() [][]byte {
 	q.mu.Lock()
-	q.bytes -= bytes
+	defer q.mu.Unlock()
+	items := q.urgent
+	q.urgent = nil
+	return items
+}
+
+// free gives the room of written messages back: their bytes and each one's overhead.
+func (q *queue) free(bytes int, urgent bool) {
+	q.mu.Lock()
+	if urgent {
+		q.urgentBytes -= bytes
+	} else {
+		q.bytes -= bytes
+	}
 	q.mu.Unlock()
 }
 
@@ -69,8 +94,8 @@ func (q *queue) stop() int { return q.reset(false) }
 func (q *queue) reset(open bool) (dropped int) {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	dropped = len(q.items)
-	q.open, q.items, q.bytes = open, nil, 0
+	dropped = len(q.items) + len(q.urgent)
+	q.open, q.items, q.urgent, q.bytes, q.urgentBytes = open, nil, nil, 0, 0
 	return dropped
 }
 
@@ -78,5 +103,5 @@ func (q *queue) reset(open bool) (dropped int) {
 func (q *queue) waiting() int {
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	return q.bytes
+	return q.bytes + q.urgentBytes
 }

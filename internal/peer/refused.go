@@ -103,6 +103,20 @@ func (e *ErrNoNode) Error() string {
 	return fmt.Sprintf("node %d is not in the cluster as it is known here", e.Node)
 }
 
+// ErrUnreached tells that a call was not sent: the node is down, or no connection to
+// it could be made.
+type ErrUnreached struct {
+	Node uint64
+	Err  error
+}
+
+func (e *ErrUnreached) Error() string {
+	return fmt.Sprintf("node %d is not reached: %v", e.Node, e.Err)
+}
+
+// Unwrap is why.
+func (e *ErrUnreached) Unwrap() error { return e.Err }
+
 // ErrClosed tells that the Transport was closed.
 type ErrClosed struct{}
 

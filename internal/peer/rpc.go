@@ -170,8 +170,10 @@ func asRefused(err error) *ErrRefused {
 
 // Client is for calls to a node, and the base of their URLs. The client stays good
 // while the node's address or certificate changes; it has no timeout of its own.
-// Calls fail when the node is told to be down, and with an *ErrNoNode where it is
-// not known.
+// Calls fail when the node is told to be down: those that are under way, and at once,
+// with an *ErrUnreached, those that are made while it is. A process that was stopped,
+// and not ended, still takes connections, so a call would wait long to find out. Where
+// the node is not known it is an *ErrNoNode.
 func (t *Transport) Client(node uint64) (*http.Client, string) {
 	return &http.Client{Transport: &caller{t: t, node: node}, CheckRedirect: noRedirect}, "https://node-" + strconv.FormatUint(node, 10)
 }
@@ -190,6 +192,10 @@ func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
 	if p == nil {
 		closeBody(r)
 		return nil, &ErrNoNode{Node: c.node}
+	}
+	if _, down := p.reachable(); down {
+		closeBody(r)
+		return nil, &ErrUnreached{Node: c.node, Err: errSilent}
 	}
 	h := c.t.self
 	h.to = c.node
@@ -214,6 +220,28 @@ func (c *caller) RoundTrip(r *http.Request) (*http.Response, error) {
 	return res, nil
 }
 
+// reachable gives a context that ends when the node is told to be down, and tells
+// whether it is by now. One of which nothing was told yet is not.
+func (p *peer) reachable() (until context.Context, down bool) {
+	p.t.mu.Lock()
+	defer p.t.mu.Unlock()
+	return p.reach, p.told.known && !p.told.up
+}
+
+// dialForCalls connects until the node is told to be down.
+func (p *peer) dialForCalls(ctx context.Context, cancel context.CancelFunc) (net.Conn, error) {
+	until, down := p.reachable()
+	if down {
+		return nil, errSilent
+	}
+	defer context.AfterFunc(until, cancel)()
+	conn, err := p.dial(ctx, protocolCalls, p.track)
+	if err != nil {
+		return nil, err // and no conn that is none
+	}
+	return conn, nil
+}
+
 func closeBody(r *http.Request) {
 	if r.Body != nil {
 		_ = r.Body.Close()
@@ -230,9 +258,9 @@ func (p *peer) newHTTP() *http.Transport {
 		DialTLSContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			ctx, cancel := context.WithTimeout(ctx, p.t.cfg.Timeout)
 			defer cancel()
-			conn, err := p.dial(ctx, protocolCalls, p.track)
+			conn, err := p.dialForCalls(ctx, cancel)
 			if err != nil {
-				return nil, err
+				return nil, &ErrUnreached{Node: p.node, Err: err}
 			}
 			return conn, nil
 		},

@@ -48,8 +48,9 @@ type peer struct {
 	t     *Transport
 	node  uint64
 	queue *queue
-	kick  chan struct{} // dial now; holds one
-	turn  chan struct{} // full while a connection delivers
+	kick  chan struct{}   // dial now; holds one
+	turn  chan struct{}   // full while a connection delivers
+	life  context.Context // ends when the node is not known any more, or with Close
 	stop  context.CancelFunc
 	http  *http.Transport
 
@@ -66,6 +67,8 @@ type peer struct {
 	in      *incoming
 	calls   map[*tracked]struct{} // connections to it for calls
 	told    tale                  // written by the keeper
+	reach   context.Context       // of connections for calls that are being made: ends when the node is told to be down
+	lose    context.CancelFunc    // ends reach
 	last    error                 // why there is no connection to it
 }
 
@@ -192,10 +195,11 @@ var errMoved = errors.New("its address changed")
 // newPeer begins to connect to a node. Its owner holds mu.
 func (t *Transport) newPeer(node uint64, address string) *peer {
 	ctx, stop := context.WithCancel(t.ctx)
-	p := &peer{t: t, node: node, address: address, queue: newQueue(t.cfg.QueueBytes), kick: make(chan struct{}, 1), stop: stop, turn: make(chan struct{}, 1), calls: map[*tracked]struct{}{}}
+	p := &peer{t: t, node: node, address: address, queue: newQueue(t.cfg.QueueBytes), kick: make(chan struct{}, 1), life: ctx, stop: stop, turn: make(chan struct{}, 1), calls: map[*tracked]struct{}{}}
 	p.heard.Store(int64(never))
 	p.answered.Store(int64(never))
 	p.told = tale{since: t.now()}
+	p.reach, p.lose = context.WithCancel(ctx)
 	p.http = p.newHTTP()
 	random := mathrand.New(mathrand.NewPCG(t.self.life, node))
 	t.group.Go(func() { p.run(ctx, random) })
@@ -213,8 +217,21 @@ func (p *peer) cut(why error) {
 	p.cutCalls()
 }
 
-// cutCalls ends the calls that are under way to a node. Its owner holds mu.
+// CutCalls ends the calls that are under way to a node, as when it goes down. New ones
+// can be made.
+func (t *Transport) CutCalls(to uint64) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if p := (*t.peers.Load())[to]; p != nil {
+		p.cutCalls()
+	}
+}
+
+// cutCalls ends the calls that are under way to a node, and connections for others
+// that are being made. Its owner holds mu.
 func (p *peer) cutCalls() {
+	p.lose()
+	p.reach, p.lose = context.WithCancel(p.life)
 	for c := range p.calls {
 		_ = c.Conn.Close()
 	}
@@ -223,7 +240,13 @@ func (p *peer) cutCalls() {
 // Send queues a message for a node and takes its bytes over. It returns at once.
 // False: the message was dropped, since the node is not known or not connected, its
 // queue is full, or the message is larger than MaxMessage. True promises nothing.
-func (t *Transport) Send(to uint64, b []byte) bool {
+func (t *Transport) Send(to uint64, b []byte) bool { return t.send(to, b, false) }
+
+// SendUrgent is Send for small messages that go before all that is not urgent, also
+// before what was sent earlier, and for which there is room when that has none.
+func (t *Transport) SendUrgent(to uint64, b []byte) bool { return t.send(to, b, true) }
+
+func (t *Transport) send(to uint64, b []byte, urgent bool) bool {
 	p := (*t.peers.Load())[to]
 	if p == nil {
 		return false
@@ -233,7 +256,7 @@ func (t *Transport) Send(to uint64, b []byte) bool {
 		p.count.dropped.Add(1)
 		return false
 	}
-	if !p.queue.put(b) {
+	if !p.queue.put(b, urgent) {
 		p.count.dropped.Add(1)
 		return false
 	}
