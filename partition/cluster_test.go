@@ -43,6 +43,7 @@ type member struct {
 	done chan struct{}
 
 	stallAfter time.Duration
+	stallStop  time.Duration
 	dir        string // of a store on disk; else it is in fs
 }
 
@@ -99,7 +100,7 @@ func (m *member) start() {
 	if m.dir != "" {
 		sc = benchStore(m.dir)
 	}
-	sc.StallAfter = m.stallAfter
+	sc.StallAfter, sc.StallStop = m.stallAfter, m.stallStop
 	if m.store, err = logstore.Open(sc); err != nil {
 		m.c.t.Fatal(err)
 	}

@@ -31,7 +31,7 @@ type Config struct {
 	// Send takes frames that go to another node, in order, several partitions'
 	// together: at most about 4 MiB a call, or one frame that is larger. It must
 	// not block; it may drop them, late ones rather than none. Two goroutines call
-	// it: the second only tells that the disk hangs. The slice is the
+	// it: the second only tells that the disk hangs, or is full. The slice is the
 	// host's again when it returns; a frame is never changed. Nil: there are no
 	// other nodes.
 	Send func(to NodeID, frames []Frame)
@@ -46,6 +46,16 @@ type Config struct {
 	// before, and the term. It is called from one goroutine, in order for each
 	// partition, and delays answers while it runs. Nil: nobody asks.
 	OnRole func(id PartitionID, leader NodeID, leading bool, term uint64)
+	// OnUnfit hears which nodes, this one among them, should lead nothing that another
+	// can, when that changes: their disks hang, or hung lately, or are full. It is
+	// called by the host's loop, and must not block. The slice is the receiver's to
+	// read. Nil: nobody asks.
+	OnUnfit func([]NodeID)
+	// HangAfter is how long the disk may not come back from a write of the log until
+	// the other nodes are told to lead what this one leads. Default 1 s. Shorter moves
+	// leaderships about when a disk is only slow; it takes no less than until the store
+	// finds out, a tenth of a second.
+	HangAfter time.Duration
 	// Logger takes what operators should know. Default: nothing is logged.
 	Logger *slog.Logger
 	// Name is what the log calls a partition. It must not block. Default: its id.
@@ -121,6 +131,9 @@ func (c Config) withDefaults() Config {
 	if c.Tick == 0 {
 		c.Tick = 100 * time.Millisecond
 	}
+	if c.HangAfter == 0 {
+		c.HangAfter = time.Second
+	}
 	if c.Logger == nil {
 		c.Logger = slog.New(slog.DiscardHandler)
 	}
@@ -173,6 +186,7 @@ func (c Config) Validate() error {
 	bad(c.Node > MaxNode, "Node is %d; use at most %d", c.Node, uint64(MaxNode))
 	bad(c.Store == nil, "Store is missing: open one with logstore.Open")
 	bad(c.Tick < 0 || c.Tick > time.Minute, "Tick is %v; use 1ms to 1m", c.Tick)
+	bad(c.HangAfter < 0, "HangAfter is %v; it cannot be negative", c.HangAfter)
 	bad(c.EntryBytes < 0 || c.EntryBytes > maxEntryBytes, "EntryBytes is %d; use at most %d", c.EntryBytes, maxEntryBytes)
 	bad(c.SyncsInFlight < 0 || c.SyncsInFlight > 64, "SyncsInFlight is %d; use 1 to 64", c.SyncsInFlight)
 	for _, f := range []struct {

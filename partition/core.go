@@ -35,9 +35,12 @@ type core struct {
 	rows     int64  // bytes of their Apps' rows that wait for those
 	now      Millis // of the last look at the timers
 
-	stopping bool // Apps get no more turns
-	hangs    bool // the disk does, besides what the store knows of: see Node.Hangs
-	share    int  // of its queues that a replica may give in the pump under way: work
+	stopping bool     // Apps get no more turns
+	hangs    bool     // the disk does
+	full     bool     // the disk has no room
+	frail    uint64   // the disk hung lately: until that tick
+	unfits   []NodeID // who is unfit, as OnUnfit heard last
+	share    int      // of its queues that a replica may give in the pump under way: work
 
 	needed   []neededSnapshot         // snapshots that are to be sent
 	away     map[PartitionID]*replica // that are being switched to a snapshot
@@ -217,8 +220,12 @@ func (c *core) relearn() (ids []PartitionID) {
 
 // receive takes a frame from another replica.
 func (c *core) receive(f Frame) {
-	if f.kind == frameStuck {
+	switch f.kind {
+	case frameStuck:
 		c.stuck(f.From.Node())
+		return
+	case frameUnfit:
+		c.saidUnfit(f.From.Node())
 		return
 	}
 	r, err := c.replica(f.Partition)

@@ -46,7 +46,9 @@ type rigNode struct {
 //	off n=N                      a node stands still, and nothing reaches it
 //	on n=N                       and goes on
 //	down n=N, up n=N             the others hear that a node is down, or there
-//	stuck n=N                    the others hear that its disk hangs
+//	stuck n=N, unfit n=N         the others hear that its disk hangs, or is full
+//	hangs n=N, well n=N          its disk does, or does not any more
+//	full n=N, room n=N           it has no room, or has again
 //	run ticks=C                  the clock of all nodes, each tick settled; who came to lead or fell asleep
 //	change n=N p=P kind=add replica=R    or promote, demote, remove
 //	transfer n=N p=P to=R
@@ -175,7 +177,11 @@ func (r *rig) run(d *datadriven.TestData) {
 		n.off = true
 	case "on":
 		n.off = false
-	case "down", "up", "stuck":
+	case "hangs", "well":
+		n.core.hangs = d.Cmd == "hangs"
+	case "full", "room":
+		n.core.full = d.Cmd == "full"
+	case "down", "up", "stuck", "unfit":
 		for _, m := range r.sorted() {
 			if m == n {
 				continue
@@ -187,6 +193,8 @@ func (r *rig) run(d *datadriven.TestData) {
 				m.core.up(n.id)
 			case "stuck":
 				m.core.receive(ourFrame(Metadata, frameStuck, n.id.Replica(), m.id.Replica(), 0, 0))
+			case "unfit":
+				m.core.receive(ourFrame(Metadata, frameUnfit, n.id.Replica(), m.id.Replica(), 0, 0))
 			}
 		}
 	case "run":

@@ -28,7 +28,6 @@ const (
 	patience       = 10 // ticks without a leader until a replica tries to be it
 	maxPatience    = 80 // it doubles with every try
 	rankTicks      = 5  // so much later for each voter that goes before
-	stuckTicks     = 30 // so long is a node that said that its disk hangs taken for down
 	// maxCampaigns is how many campaigns a node begins in a tick: when a node that
 	// led a thousand partitions dies, the disks of the others would else be
 	// busy with votes and nothing else.
@@ -38,7 +37,9 @@ const (
 // peer is another node as the transport knows it.
 type peer struct {
 	up    bool
-	stuck uint64 // its disk hangs, until that tick
+	hangs uint64 // it said that its disk hangs, which counts until that tick
+	stuck uint64 // and is taken for down for it, until that tick
+	unfit uint64 // it should lead nothing that another can, until that tick
 }
 
 // heard tells whether anything is known of a node, and whether it is up.
@@ -64,7 +65,8 @@ func (c *core) up(n NodeID) {
 	if _, up := c.heard(n); up || n == c.cfg.Node {
 		return
 	}
-	*c.peer(n) = peer{up: true}
+	p := c.peer(n)
+	p.up, p.stuck = true, 0
 	c.rouseOn(n)
 }
 
@@ -76,9 +78,12 @@ func (c *core) rouseOn(n NodeID) {
 		}
 		// It may lag, or have forgotten who leads.
 		r.rouse()
-		if r.leader == 0 && r.campaignAt != 0 {
+		if r.leader == 0 && r.votes && !r.isLead {
 			r.attempts = 0
-			r.campaignAt = min(r.campaignAt, c.ticks+1+rankTicks*uint64(c.rank(r)))
+			at := c.ticks + 1 + rankTicks*uint64(c.rank(r))
+			if r.campaignAt == 0 || at < r.campaignAt {
+				r.campaignAt = at
+			}
 		}
 	}
 }
@@ -86,13 +91,6 @@ func (c *core) rouseOn(n NodeID) {
 // down tells that a node is not there any more.
 func (c *core) down(n NodeID) {
 	c.peer(n).up = false
-	c.bereave(n)
-}
-
-// stuck tells that a node is there, and its disk is not: what it leads stands
-// still.
-func (c *core) stuck(n NodeID) {
-	c.peer(n).stuck = c.ticks + stuckTicks
 	c.bereave(n)
 }
 
@@ -145,18 +143,26 @@ func (c *core) forget(r *replica) {
 	c.touch(r)
 }
 
-// rank is how many voters go before a replica when the leader is gone. The order
-// is another one for each partition, so that a node's partitions come to be led
-// by all others alike.
+// rank is how many voters go before a replica when the leader is gone: at first those
+// whose nodes are fit to lead. Two nodes may differ in who that is, and come to the same
+// rank, so from the second try on it does not count. The order is another one for each
+// partition, so that a node's partitions come to be led by all others alike.
 func (c *core) rank(r *replica) int {
 	voters := r.rlog.conf.GetVoters()
 	rank, from := 0, int(uint64(r.id)%uint64(max(len(voters), 1)))
+	unfit := func(n NodeID) bool { return r.attempts == 0 && c.unfit(n) }
+	mine, behind := unfit(c.cfg.Node), false // behind: it is behind this one in the order
 	for i := range voters {
 		v := ReplicaID(voters[(from+i)%len(voters)])
 		if v == r.self {
-			break
+			behind = true
+			continue
 		}
-		if known, up := c.heard(v.Node()); (up || !known) && v != r.lost {
+		known, up := c.heard(v.Node())
+		if known && !up || v == r.lost {
+			continue
+		}
+		if other := unfit(v.Node()); other == mine && !behind || mine && !other {
 			rank++
 		}
 	}
@@ -217,7 +223,7 @@ func (c *core) tick() {
 			c.rouseOn(n) // and with equal ticks in no order that matters
 		}
 	}
-	stuck := c.store.Stuck() > 0 || c.hangs
+	c.looksAtDisks()
 	for _, r := range c.order {
 		if r.asleep || r.single && r.isLead || r.fault != nil || r.taking != nil {
 			continue
@@ -231,7 +237,7 @@ func (c *core) tick() {
 		switch {
 		case r.isLead:
 			c.drowse(r)
-		case r.leader != 0 || !r.votes || stuck:
+		case r.leader != 0 || !r.votes || c.hangs:
 			r.campaignAt, r.attempts, r.lost = 0, 0, 0
 		case r.campaignAt == 0:
 			r.campaignAt = c.ticks + patience + rankTicks*uint64(c.rank(r))

@@ -45,6 +45,7 @@ const (
 	frameSleep  // the leader of term has nothing to say any more: the log ends at index, and all of it is committed
 	frameResign // the leader of term leads no more, and will not say so in raft's words
 	frameStuck  // of a node, not of a partition: its disk hangs, and so does everything that it leads
+	frameUnfit  // of a node: it should lead nothing that another can lead, since its disk is full
 
 	frameKinds
 )
@@ -62,7 +63,7 @@ var frameNames = [frameKinds]string{
 	frameAppend: "append", frameAppended: "appended", frameHeartbeat: "heartbeat", frameHeard: "heard",
 	framePreVote: "pre-vote", framePreVoted: "pre-voted", frameVote: "vote", frameVoted: "voted",
 	frameSnapshot: "snapshot", frameTakeOver: "take over",
-	frameSleep: "sleep", frameResign: "resign", frameStuck: "stuck",
+	frameSleep: "sleep", frameResign: "resign", frameStuck: "stuck", frameUnfit: "unfit",
 }
 
 // String prints what a frame is, without what it carries.
@@ -73,6 +74,48 @@ func (f Frame) String() string {
 	}
 	return fmt.Sprintf("%v %v → %v: %s", f.Partition, f.From, f.To, name)
 }
+
+// urgent tells whether a frame goes before others that are on their way to the same
+// node. It is small, and without it there may soon be no leader. Raft takes messages in
+// any order; two of ours count on what was said before them: who is told to sleep has to
+// have everything, and who is told that its leader has gone must not hear of that one
+// again.
+func (f Frame) urgent() bool {
+	switch f.kind {
+	case frameAppend, frameSnapshot, frameSleep, frameResign:
+		return false
+	}
+	return true
+}
+
+// Parted divides frames to a node into those that may go before whatever is on its way
+// there, and should, and the others. Both keep their order.
+func Parted(frames []Frame) (urgent, rest []Frame) {
+	n := 0
+	for _, f := range frames {
+		if f.urgent() {
+			n++
+		}
+	}
+	switch n {
+	case 0:
+		return nil, frames
+	case len(frames):
+		return frames, nil
+	}
+	urgent, rest = make([]Frame, 0, n), make([]Frame, 0, len(frames)-n)
+	for _, f := range frames {
+		if f.urgent() {
+			urgent = append(urgent, f)
+		} else {
+			rest = append(rest, f)
+		}
+	}
+	return urgent, rest
+}
+
+// Stuck tells whether a node says with it that its disk hangs.
+func (f Frame) Stuck() bool { return f.kind == frameStuck }
 
 // ofRaft tells whether the kind is one of raft's.
 func (k frameKind) ofRaft() bool { return k >= frameAppend && k <= frameTakeOver }

@@ -51,7 +51,8 @@ func someFrames() []Frame {
 	return append(out,
 		ourFrame(9, frameSleep, from, to, 7, 42),
 		ourFrame(9, frameResign, from, to, 7, 0),
-		ourFrame(Metadata, frameStuck, from, to, 0, 0))
+		ourFrame(Metadata, frameStuck, from, to, 0, 0),
+		ourFrame(Metadata, frameUnfit, from, to, 0, 0))
 }
 
 // sameFrames tells whether frames say the same.
@@ -201,4 +202,25 @@ func FuzzFrames(f *testing.F) {
 			}
 		}
 	})
+}
+
+// What keeps leaders alive goes first; entries, and what counts on them, do not.
+func TestFramesAreParted(t *testing.T) {
+	all := someFrames()
+	urgent, rest := Parted(all)
+	later := map[frameKind]bool{frameAppend: true, frameSnapshot: true, frameSleep: true, frameResign: true}
+	var first, last []Frame
+	for _, f := range all {
+		if later[f.kind] {
+			last = append(last, f)
+		} else {
+			first = append(first, f)
+		}
+	}
+	sameFrames(t, urgent, first)
+	sameFrames(t, rest, last)
+	for _, list := range [][]Frame{nil, first, last} {
+		urgent, rest := Parted(list)
+		sameFrames(t, append(urgent, rest...), list)
+	}
 }

@@ -22,7 +22,7 @@ import (
 //	other nodes ─► inbox  └──► Config.Send ─► other nodes
 //
 // A fourth, the learner, reads the message ids that were stored before; a fifth,
-// where there are other nodes, tells them when the disk hangs.
+// where there are other nodes, tells them when the disk hangs or is full.
 //
 // The loop never waits for the disk and never runs a caller's code but View's.
 // While SyncsInFlight writes are on their way to the disk it gathers, and what
@@ -38,6 +38,8 @@ type Host struct {
 	shelves map[PartitionID]*shelf // what callers see of each partition
 	near    map[NodeID]bool        // the other nodes that are up
 
+	full     atomic.Bool  // the disk has no room
+	hanging  atomic.Bool  // the disk does not come back; watch's
 	queued   atomic.Int64 // bytes of all partitions
 	rate     rate
 	arriving atomic.Int64       // bytes of frames that were received and are not in the store yet
@@ -266,6 +268,9 @@ func (h *Host) PublishFrom(source Source, id PartitionID, b record.Batch, done f
 	if why := sh.refusal.Load(); why != nil {
 		return *why
 	}
+	if err := h.leaves(id, sh); err != nil {
+		return err
+	}
 	if d := h.cfg.Store.Stuck(); d > 0 {
 		return &ErrDiskStuck{Partition: id, For: d}
 	}
@@ -332,6 +337,9 @@ func (h *Host) proposeAsync(id PartitionID, kind EntryKind, data []byte, done fu
 	}
 	sh, err := h.shelf(id)
 	if err != nil {
+		return err
+	}
+	if err := h.leaves(id, sh); err != nil {
 		return err
 	}
 	size := int64(len(data)) + proposalBytes

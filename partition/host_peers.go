@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 )
 
 // CreateReplicas makes this node's replica of a new partition and returns when it
@@ -158,27 +157,5 @@ func (h *Host) sendTo(to NodeID, frames []Frame) {
 func (h *Host) tellRoles(roles []role) {
 	for _, r := range roles {
 		h.cfg.OnRole(r.id, r.leader, r.leading, r.term)
-	}
-}
-
-// watch tells the other nodes that this one's disk hangs: what it leads stands
-// still, and its loop may, too, while the transport goes on telling that the node
-// is there.
-func (h *Host) watch() {
-	defer close(h.watchEnd)
-	ticker := time.NewTicker(max(h.cfg.Tick*stuckTicks/3, time.Millisecond))
-	defer ticker.Stop()
-	for {
-		select {
-		case <-h.loopDone:
-			return
-		case <-ticker.C:
-		}
-		if h.cfg.Store.Stuck() == 0 {
-			continue
-		}
-		for _, n := range h.neighbours() {
-			h.cfg.Send(n, []Frame{ourFrame(Metadata, frameStuck, h.cfg.Node.Replica(), n.Replica(), 0, 0)})
-		}
 	}
 }

@@ -293,6 +293,92 @@ func TestLeadersDiskHangs(t *testing.T) {
 	c.agree(1, read)
 }
 
+// Who waits at a leader whose disk hangs gets an answer while it does, long before it
+// counts as stuck, and is told who leads; and the others know that it should not lead.
+func TestLeaderThatHangsLetsGo(t *testing.T) {
+	var hold atomic.Pointer[chan struct{}]
+	c := newCluster(t, 3, Config{HangAfter: 200 * time.Millisecond}) // longer than a write in memory takes on a busy machine
+	var heard [2]atomic.Pointer[[]NodeID]
+	c.with = func(m *member, cfg *Config) {
+		if m.id <= 2 {
+			cfg.OnUnfit = func(nodes []NodeID) { heard[m.id-1].Store(&nodes) }
+		}
+	}
+	lame, other := c.node(1), c.node(2)
+	lame.stop()
+	other.stop()
+	lame.fs = errorfs.Wrap(lame.mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		sync := op.Kind == errorfs.OpFileSync || op.Kind == errorfs.OpFileSyncData || op.Kind == errorfs.OpFileSyncTo
+		if gate := hold.Load(); gate != nil && sync && strings.HasSuffix(op.Path, ".log") {
+			<-*gate
+		}
+		return nil
+	}))
+	lame.stallAfter, lame.stallStop = time.Hour, time.Hour
+	lame.start()
+	other.start()
+	c.isUp(1, true)
+	c.isUp(2, true)
+	c.create(1)
+	if c.leader(1) != lame {
+		if err := c.leader(1).Transfer(within(t), 1, 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	c.publish(1, "before")
+
+	gate := make(chan struct{})
+	open := sync.OnceFunc(func() { close(gate) })
+	defer open() // the host waits for it when it closes
+	hold.Store(&gate)
+	const sent = 4
+	outcomes := make(chan error, sent)
+	for i := range sent {
+		if err := lame.PublishAsync(1, withIDs(fmt.Sprintf("hangs %d", i)), func(_ []Stored, err error) { outcomes <- err }); err != nil {
+			outcomes <- err
+		}
+	}
+	for range sent {
+		select {
+		case err := <-outcomes:
+			if !errors.As(err, new(*ErrOutcomeUnknown)) && !errors.As(err, new(*ErrNotLeader)) {
+				t.Errorf("who waits for a disk that hangs is told %v", err)
+			}
+		case <-time.After(soon):
+			t.Fatal("who waits for a disk that hangs is told nothing")
+		}
+	}
+	if _, err := c.leader(1).Publish(within(t), 1, withIDs("after")); err != nil && !errors.As(err, new(*ErrNotLeader)) {
+		t.Fatal(err)
+	}
+	until(t, "the node that hangs says who leads", func() bool {
+		var elsewhere *ErrNotLeader
+		err := lame.PublishAsync(1, withIDs("late"), func([]Stored, error) {})
+		return errors.As(err, &elsewhere) && elsewhere.Leader != 0 && elsewhere.Leader != 1
+	})
+	for i := range heard {
+		until(t, fmt.Sprintf("node %d knows that node 1 should not lead", i+1), func() bool {
+			nodes := heard[i].Load()
+			return nodes != nil && slices.Equal(*nodes, []NodeID{1})
+		})
+	}
+	hold.Store(nil)
+	open()
+	c.publish(1, "last")
+	until(t, "the lame node follows", func() bool {
+		ms, err := lame.Read(1, 0, 100, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return slices.Contains(bodies(ms), "last")
+	})
+	ms, err := other.Read(1, 0, 100, 1<<20)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.agree(1, bodies(ms))
+}
+
 // A replica that joins is on disk when Join returns, and waits: it takes nothing in,
 // and is made as no other.
 func TestJoinWaits(t *testing.T) {

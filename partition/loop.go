@@ -191,7 +191,11 @@ func (h *Host) loop() {
 			h.fall(h.cfg.Store.Err(), nil)
 			return
 		case <-ticker.C:
+			c.hangs, c.full = h.hangs(), h.full.Load()
 			c.tick()
+			if c.hangs {
+				h.back.put(c.takeAnswers(), nil) // they tell of nothing that a commit makes true
+			}
 		case <-timer.C:
 		}
 	}

@@ -65,8 +65,11 @@ func (f Frame) Ack() (at Index, term uint64, ok bool) {
 func (f Frame) Ends() bool { return f.kind == frameResign }
 
 // Hangs tells that the disk does not come back from a write: the node does not try to
-// lead meanwhile.
+// lead meanwhile, and answers who waits at the next tick.
 func (n *Node) Hangs(on bool) { n.core.hangs = on }
+
+// Unfit are the nodes that should lead nothing that another can: see Config.OnUnfit.
+func (n *Node) Unfit() []NodeID { return n.core.unfitNodes() }
 
 // StuckFrames tell the other nodes that this one's disk hangs, as the host does.
 func (n *Node) StuckFrames() (fs []Frame) {

@@ -79,7 +79,12 @@ func Replica(m *coordinator.Map, p *coordinator.Partition, self partition.NodeID
 type Others struct {
 	Up   func(partition.NodeID) bool // it counts as up
 	Stay func(partition.NodeID) bool // it is up for so long that leaderships may go back to it
+	// Fit tells whether a node, this one too, may lead where another can: its disk is
+	// well and has room. Nil: all are.
+	Fit func(partition.NodeID) bool
 }
+
+func (o Others) fit(n partition.NodeID) bool { return o.Fit == nil || o.Fit(n) }
 
 // Keeper is what a node's decisions remember. One goroutine uses it.
 type Keeper struct {
@@ -108,12 +113,12 @@ func (k *Keeper) Lead(m *coordinator.Map, p *coordinator.Partition, info partiti
 func (k *Keeper) membership(m *coordinator.Map, p *coordinator.Partition, info partition.Info, o Others) *Membership {
 	w := &Membership{
 		self: info.Replica, voters: p.Replicas, moving: p.Moving(), hasVoters: info.Voters, hasLearners: info.Learners,
-		up:     o.Up,
+		up: o.Up, fit: o.fit,
 		caught: func(r partition.ReplicaID) bool { return r == info.Replica || k.caught(p.ID, info, r) },
 	}
 	w.lead = func(to partition.ReplicaID) bool {
 		n, ok := m.Node(to.Node())
-		return o.Stay(to.Node()) && ok && n.State == coordinator.Active && w.caught(to)
+		return o.Stay(to.Node()) && o.fit(to.Node()) && ok && n.State == coordinator.Active && w.caught(to)
 	}
 	for _, l := range p.Leaving {
 		w.gone = append(w.gone, l.ID)

@@ -18,6 +18,7 @@ type Membership struct {
 	hasVoters, hasLearners []partition.ReplicaID
 
 	up     func(partition.NodeID) bool       // this node counts as up
+	fit    func(partition.NodeID) bool       // it may lead where another can
 	caught func(partition.ReplicaID) bool    // has what the leader had when it looked first
 	lead   func(to partition.ReplicaID) bool // a balanced leadership may move there now
 }
@@ -46,6 +47,9 @@ const (
 // map that this node has may be older than what another leader did.
 //
 //	add ──► fed ──► promote ──► (lead elsewhere) ──► demote ──► remove ──► settle
+//
+// A leader that is not fit to lead, since its disk is full or hung lately, first of all
+// hands over to one that is, if there is one.
 func (m *Membership) Next() Step {
 	change := func(k partition.ChangeKind, r partition.ReplicaID) Step {
 		return Step{Kind: Change, Change: partition.Change{Kind: k, Replica: r}}
@@ -54,6 +58,18 @@ func (m *Membership) Next() Step {
 		return slices.Contains(m.hasVoters, r) || slices.Contains(m.hasLearners, r)
 	}
 	waiting := false
+	// What is stored has to go on, whatever else there is to do.
+	if !m.fit(m.self.Node()) {
+		for _, to := range m.voters {
+			if to == m.self || !slices.Contains(m.hasVoters, to) || !m.up(to.Node()) || !m.fit(to.Node()) {
+				continue
+			}
+			if m.caught(to) {
+				return Step{Kind: Transfer, To: to}
+			}
+			waiting = true
+		}
+	}
 	// A learner that leaves holds nobody up.
 	for _, r := range m.gone {
 		if slices.Contains(m.hasLearners, r) {

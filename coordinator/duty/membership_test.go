@@ -2,6 +2,7 @@ package duty
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -50,6 +51,7 @@ func TestMembershipSteps(t *testing.T) {
 			c.m.up = func(n partition.NodeID) bool { return !in(c.down, n) }
 			c.m.caught = func(r partition.ReplicaID) bool { return !in(c.lags, r.Node()) }
 			c.m.lead = func(to partition.ReplicaID) bool { return c.m.up(to.Node()) }
+			c.m.fit = func(partition.NodeID) bool { return true }
 			s := c.m.Next()
 			got := map[StepKind]string{Nothing: "nothing", Change: s.Change.String(), Transfer: "transfer " + s.To.String(), Settle: "settle"}[s.Kind]
 			if s.Kind == Nothing && s.Waiting {
@@ -59,5 +61,58 @@ func TestMembershipSteps(t *testing.T) {
 				t.Errorf("%s; want %s", got, c.want)
 			}
 		})
+	}
+}
+
+// A leader whose disk is full hands over to who has room, whatever else there is to do;
+// where nobody has, it goes on; and nothing goes back to it before it has room again.
+func TestUnfitLeaders(t *testing.T) {
+	c, topic := four(t)
+	m := c.View()
+	p, _ := m.Partition(topic.Partitions[0].ID)
+	first := p.Replicas
+	nodes := p.Nodes()
+	info := func(leads int, lag ...int) partition.Info {
+		out := partition.Info{Replica: first[leads], Term: 3, LastIndex: 100, Voters: first}
+		for i, r := range first {
+			if f := (partition.Follower{Replica: r, Voter: true, Match: 100, Active: true}); i != leads {
+				if slices.Contains(lag, i) {
+					f.Match = 50
+				}
+				out.Followers = append(out.Followers, f)
+			}
+		}
+		return out
+	}
+	for _, x := range []struct {
+		name  string
+		info  partition.Info
+		unfit []partition.NodeID
+		down  partition.NodeID
+		want  partition.ReplicaID // 0: it goes on
+		waits bool
+	}{
+		{"all are well", info(0), nil, 0, 0, false},
+		{"it is full", info(0), nodes[:1], 0, first[1], false},
+		{"the next is full, too", info(0), nodes[:2], 0, first[2], false},
+		{"the next is down", info(0), nodes[:1], nodes[1], first[2], false},
+		{"the next lags", info(0, 1), nodes[:1], 0, first[2], false},
+		{"all others lag", info(0, 1, 2), nodes[:1], 0, 0, true},
+		{"all are full", info(0), nodes, 0, 0, false},
+		{"who is to lead is full", info(1), nodes[:1], 0, 0, false},
+		{"who is to lead has room again", info(1), nil, 0, first[0], false},
+	} {
+		o := Others{
+			Up:   func(n partition.NodeID) bool { return n != x.down },
+			Stay: func(n partition.NodeID) bool { return n != x.down },
+			Fit:  func(n partition.NodeID) bool { return !slices.Contains(x.unfit, n) },
+		}
+		moved := *p // as it is when all are where they are wanted
+		moved.Settled = moved.Placement
+		var k Keeper
+		s := k.Lead(m, &moved, x.info, o)
+		if got := s.Kind == Transfer; got != (x.want != 0) || s.To != x.want || s.Waiting != x.waits {
+			t.Errorf("%s: kind %d to %v, waits %v; want to %v, waits %v", x.name, s.Kind, s.To, s.Waiting, x.want, x.waits)
+		}
 	}
 }

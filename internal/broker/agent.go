@@ -56,6 +56,7 @@ type agent struct {
 	busy    map[partition.PartitionID]bool      // guarded by mu: something is under way
 	rest    map[partition.PartitionID]time.Time // guarded by mu: something failed; not before that
 	meta    bool                                // guarded by mu: this node leads the metadata log
+	unfit   []partition.NodeID                  // guarded by mu: should lead nothing that another can
 }
 
 const (
@@ -98,6 +99,22 @@ func (a *agent) onRole(id partition.PartitionID, _ partition.NodeID, leading boo
 	}
 	a.mu.Unlock()
 	a.nudge()
+}
+
+// onUnfit is partition.Config.OnUnfit.
+func (a *agent) onUnfit(nodes []partition.NodeID) {
+	a.mu.Lock()
+	a.unfit = nodes
+	a.mu.Unlock()
+	a.log.Info("which nodes should lead nothing that others can, since their disks are full, or hang or hung lately", "nodes", nodes)
+	a.nudge()
+}
+
+// fit tells whether a node, this one too, may lead where another can.
+func (a *agent) fit(n partition.NodeID) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return !slices.Contains(a.unfit, n)
 }
 
 // alive is peer.Config.Alive.

@@ -104,7 +104,7 @@ func (a *agent) tellReached() {
 
 // others is what this node knows of the others.
 func (a *agent) others() duty.Others {
-	return duty.Others{Up: a.isUp, Stay: func(n partition.NodeID) bool {
+	return duty.Others{Up: a.isUp, Fit: a.fit, Stay: func(n partition.NodeID) bool {
 		at, up := a.upSince(n)
 		return up && time.Since(at) >= agentReturn
 	}}
@@ -156,10 +156,14 @@ func (a *agent) handOver(ctx context.Context) {
 		if err != nil || !info.Leading {
 			continue
 		}
-		best := partition.Follower{}
+		best, fit := partition.Follower{}, false
 		for _, f := range info.Followers {
-			if f.Voter && f.Active && a.isUp(f.Replica.Node()) && (best.Replica == 0 || f.Match > best.Match) {
-				best = f
+			if !f.Voter || !f.Active || !a.isUp(f.Replica.Node()) {
+				continue
+			}
+			is := a.fit(f.Replica.Node())
+			if best.Replica == 0 || is && !fit || is == fit && f.Match > best.Match {
+				best, fit = f, is
 			}
 		}
 		if best.Replica == 0 {

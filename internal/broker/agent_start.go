@@ -194,6 +194,7 @@ func (a *agent) address() coordinator.Address {
 // hook has the host speak to other nodes.
 func (a *agent) hook(hc *partition.Config) {
 	hc.Send, hc.SendSnapshot, hc.OnRole = a.links.send, a.sendSnapshot, a.onRole
+	hc.OnUnfit = a.onUnfit
 }
 
 // open brings the node up among the others: the metadata log, the connections, and

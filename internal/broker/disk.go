@@ -17,6 +17,9 @@ import (
 //	free  ─────────────┐ reserve                    ┌── reserve and an eighth
 //	                   └─ low: publishes refused ───┘   low no more
 //
+// Among others the node hands over what it leads while its disk is low, so publishes go
+// on where there is room.
+//
 // The reserve is for what goes on meanwhile: hand-outs, settlements, deletions,
 // and the store's own merging.
 type disk struct {
@@ -128,6 +131,8 @@ func (b *Broker) watchDisk() {
 	timer := time.NewTimer(b.disk.next())
 	defer timer.Stop()
 	for {
+		_, low := b.disk.state()
+		b.host.SetFull(low)
 		select {
 		case <-timer.C:
 			b.disk.look()

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"log/slog"
+	"slices"
 	"sync/atomic"
 
 	"github.com/strandmq/strandmq/internal/peer"
@@ -31,8 +32,16 @@ func (l *links) over(t *peer.Transport) { l.transport.Store(t) }
 
 // send is partition.Config.Send.
 func (l *links) send(to partition.NodeID, frames []partition.Frame) {
-	if t := l.transport.Load(); t != nil {
-		t.Send(uint64(to), partition.AppendFrames(nil, frames))
+	t := l.transport.Load()
+	if t == nil {
+		return
+	}
+	urgent, rest := partition.Parted(frames)
+	if len(urgent) > 0 {
+		t.SendUrgent(uint64(to), partition.AppendFrames(nil, urgent))
+	}
+	if len(rest) > 0 {
+		t.Send(uint64(to), partition.AppendFrames(nil, rest))
 	}
 }
 
@@ -44,6 +53,11 @@ func (l *links) deliver(from uint64, b []byte) {
 		// later version: it is not known what they ask for.
 		l.log.Error("a node sent frames that cannot be read; they are dropped", "node", from, "bytes", len(b), "error", err)
 		return
+	}
+	if t := l.transport.Load(); t != nil && slices.ContainsFunc(frames, partition.Frame.Stuck) {
+		// Calls to it may wait for as long as its disk hangs, and what it led is led
+		// elsewhere in a moment.
+		t.CutCalls(from)
 	}
 	l.host.Receive(partition.NodeID(from), frames)
 }

@@ -95,6 +95,7 @@ func (d *deputy) pass() {
 	others := duty.Others{
 		Up:   func(o partition.NodeID) bool { return o == n.id || n.there[o] },
 		Stay: func(o partition.NodeID) bool { return o == n.id || n.there[o] && n.s.now-n.upAt[o] >= deputyStay },
+		Fit:  func(o partition.NodeID) bool { return !slices.Contains(n.core.Unfit(), o) },
 	}
 	for p := range m.Partitions() {
 		info, err := n.core.Info(p.ID)

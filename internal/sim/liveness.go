@@ -18,9 +18,10 @@ const patience = 10 * time.Minute
 const (
 	firstLeader = 10 * time.Second
 	nextLeader  = 3 * time.Second
-	// tellsHang is how long a node's disk has to hang until it says so, and how long
-	// it may take until the word comes.
-	tellsHang = 4 * time.Second
+	// hangAfter is how long a node's disk has to hang until it says so, and tellsHang
+	// how long it may take until the word comes.
+	hangAfter = time.Second
+	tellsHang = 2 * time.Second
 )
 
 // heal ends all faults, and demands that all gets done. With several nodes one of them
@@ -188,8 +189,8 @@ func (s *Sim) watch(without map[partition.PartitionID]time.Duration) {
 	s.after(100*time.Millisecond, "led?", func() { s.watch(without) })
 }
 
-// hanging has a node whose disk has not come back from a write for three seconds say
-// so, and end after twenty, as the host and the broker do.
+// hanging has a node whose disk has not come back from a write for a second say so, and
+// end after twenty, as the host and the broker do.
 func (n *node) hanging() {
 	var since time.Duration
 	if len(n.writes) > 0 && n.writes[0].w.Synced() {
@@ -203,8 +204,8 @@ func (n *node) hanging() {
 		}
 		return
 	}
-	n.core.Hangs(since > 3*time.Second)
-	if since > 3*time.Second && n.s.now-n.told > time.Second && !n.s.planted.is("never-down", 1) {
+	n.core.Hangs(since > hangAfter)
+	if since > hangAfter && n.s.now-n.told > time.Second && !n.s.planted.is("never-down", 1) {
 		n.told = n.s.now
 		for _, f := range n.core.StuckFrames() {
 			n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))

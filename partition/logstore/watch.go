@@ -2,6 +2,7 @@ package logstore
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -34,8 +35,9 @@ type diskWatch struct {
 	next  uint64
 	under map[uint64]*diskOp
 
-	slow  atomic.Int64 // writes that took longer than slowWrite
-	stuck atomic.Int64 // since when the oldest one is under way, unix nanoseconds; 0: not stuck
+	slow    atomic.Int64 // writes that took longer than slowWrite
+	stuck   atomic.Int64 // since when the oldest one is under way, unix nanoseconds; 0: not stuck
+	waiting atomic.Int64 // for how long the oldest one of a log file was, when looked at last; 0: none was
 }
 
 type diskOp struct {
@@ -63,28 +65,31 @@ func (w *diskWatch) end(id uint64) {
 	w.mu.Unlock()
 }
 
-// oldest returns what is under way longest, and the operations that have become
-// slow since it was last asked.
-func (w *diskWatch) oldest(now time.Time) (op diskOp, slow []diskOp) {
+// oldest returns what is under way longest, also of log files alone, for which
+// commits wait, and the operations that have become slow since it was last asked.
+func (w *diskWatch) oldest(now time.Time) (op, log diskOp, slow []diskOp) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	for _, o := range w.under {
 		if op.since.IsZero() || o.since.Before(op.since) {
 			op = *o
 		}
+		if strings.HasSuffix(o.path, ".log") && (log.since.IsZero() || o.since.Before(log.since)) {
+			log = *o
+		}
 		if !o.told && now.Sub(o.since) >= slowWrite {
 			o.told = true
 			slow = append(slow, *o)
 		}
 	}
-	return op, slow
+	return op, log, slow
 }
 
 // watch looks at what is under way until stop is closed. It is a goroutine of
 // its own: the store's other one may be what hangs.
 func (s *Store) watch(stop, stopped chan struct{}) {
 	defer close(stopped)
-	t := time.NewTicker(max(min(s.cfg.StallAfter/8, 250*time.Millisecond), time.Millisecond))
+	t := time.NewTicker(max(min(s.cfg.StallAfter/8, 100*time.Millisecond), time.Millisecond))
 	defer t.Stop()
 	for {
 		select {
@@ -100,7 +105,12 @@ func (s *Store) watch(stop, stopped chan struct{}) {
 
 func (s *Store) look(now time.Time) {
 	w := &s.fs.watch
-	op, slow := w.oldest(now)
+	op, log, slow := w.oldest(now)
+	waiting := int64(0)
+	if !log.since.IsZero() {
+		waiting = int64(now.Sub(log.since))
+	}
+	w.waiting.Store(waiting)
 	for _, o := range slow {
 		w.slow.Add(1)
 		s.cfg.Logger.Warn("the disk is slow", "op", o.op, "path", o.path, "for", now.Sub(o.since))
@@ -122,6 +132,10 @@ func (s *Store) look(now time.Time) {
 		s.cfg.Logger.Info("the disk came back")
 	}
 }
+
+// Waiting tells for how long the disk had not come back from what commits wait for when
+// that was looked at last, a tenth of a second ago at most. It is cheap.
+func (s *Store) Waiting() time.Duration { return time.Duration(s.fs.watch.waiting.Load()) }
 
 // Stuck tells for how long the disk has not come back from a write, once that is
 // StallAfter; else 0. It is cheap.
