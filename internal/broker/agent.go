@@ -55,7 +55,6 @@ type agent struct {
 	led     map[partition.PartitionID]bool      // guarded by mu: began to be led here, and that is not attended to yet
 	busy    map[partition.PartitionID]bool      // guarded by mu: something is under way
 	rest    map[partition.PartitionID]time.Time // guarded by mu: something failed; not before that
-	meta    bool                                // guarded by mu: this node leads the metadata log
 	unfit   []partition.NodeID                  // guarded by mu: should lead nothing that another can
 }
 
@@ -93,9 +92,6 @@ func (a *agent) onRole(id partition.PartitionID, _ partition.NodeID, leading boo
 		a.led[id] = true
 	} else {
 		delete(a.led, id)
-	}
-	if id == partition.Metadata {
-		a.meta = leading
 	}
 	a.mu.Unlock()
 	a.nudge()

@@ -20,14 +20,26 @@ import (
 func (a *agent) handler() http.Handler {
 	mux := http.NewServeMux()
 	opts := []connect.HandlerOption{connect.WithInterceptors(&hopEdge{b: a.b, early: true}), connect.WithReadMaxBytes(maxHop), connect.WithCompressMinBytes(compressNever)}
-	mux.Handle(nodev1connect.NewMembershipServiceHandler(membershipServer{a}, opts...))
+	mux.Handle(nodev1connect.NewMembershipServiceHandler(membershipServer{a: a}, opts...))
 	mux.HandleFunc(snapshotPath, a.takeSnapshot)
 	mux.Handle("/", a.b.nodeHandler())
 	return mux
 }
 
 // membershipServer is node.v1.MembershipService.
-type membershipServer struct{ a *agent }
+type membershipServer struct {
+	a   *agent
+	own bool // this node asks itself
+}
+
+// caller is the node that asks.
+func (s membershipServer) caller(ctx context.Context) partition.NodeID {
+	if s.own {
+		return s.a.b.cfg.Node
+	}
+	from, _ := peer.From(ctx)
+	return partition.NodeID(from)
+}
 
 var _ nodev1connect.MembershipServiceHandler = membershipServer{}
 
@@ -52,8 +64,7 @@ func (s membershipServer) Announce(ctx context.Context, req *nodev1.AnnounceRequ
 	if err := s.a.b.led(uint64(partition.Metadata)); err != nil {
 		return nil, err
 	}
-	from, _ := peer.From(ctx)
-	if _, err := s.a.b.coord.UpdateNode(ctx, partition.NodeID(from), addressFrom(req.GetAddress()), startsFrom(req.GetAddress())...); err != nil {
+	if _, err := s.a.b.coord.UpdateNode(ctx, s.caller(ctx), addressFrom(req.GetAddress()), startsFrom(req.GetAddress())...); err != nil {
 		return nil, err
 	}
 	return &nodev1.AnnounceResponse{Revision: s.a.b.coord.View().Revision}, nil
@@ -73,9 +84,8 @@ func (s membershipServer) Erased(ctx context.Context, req *nodev1.ErasedRequest)
 	if err := s.a.b.led(uint64(partition.Metadata)); err != nil {
 		return nil, err
 	}
-	from, _ := peer.From(ctx)
 	r := partition.ReplicaID(req.GetReplica())
-	if r.Node() != partition.NodeID(from) {
+	if r.Node() != s.caller(ctx) {
 		return nil, refuse("BAD_VALUE", "replica", "replica %v is not of the node that says so", r)
 	}
 	return &nodev1.ErasedResponse{}, s.a.b.coord.Left(ctx, partition.PartitionID(req.GetPartition()), r)
@@ -132,24 +142,15 @@ func (a *agent) onJoin(ctx context.Context, secret, request []byte) ([]byte, err
 	}
 	hash := peer.Hash(secret)
 	admit := &nodev1.AdmitRequest{TokenHash: hash[:], Address: req.GetAddress()}
-	var node, revision uint64
-	if a.leadsMetadata() {
-		n, err := a.admit(ctx, admit)
-		if err != nil {
-			return nil, err
-		}
-		node, revision = uint64(n.ID), a.b.coord.View().Revision
-	} else {
-		res, err := atMetadata(ctx, a.b, true, func(r *remote) (*nodev1.AdmitResponse, error) { return r.membership.Admit(ctx, admit) })
-		if err != nil {
-			return nil, err
-		}
-		if res.GetRefused() != 0 {
-			return nil, &peer.ErrRefused{Reason: peer.Reason(res.GetRefused()), Text: res.GetWhy()}
-		}
-		node, revision = res.GetNode(), res.GetRevision()
+	admitted, err := atMetadata(ctx, a.b, true, func(r *remote) (*nodev1.AdmitResponse, error) { return r.membership.Admit(ctx, admit) })
+	if err != nil {
+		return nil, err
 	}
-	a.b.awaitRevision(ctx, revision)
+	if admitted.GetRefused() != 0 {
+		return nil, &peer.ErrRefused{Reason: peer.Reason(admitted.GetRefused()), Text: admitted.GetWhy()}
+	}
+	node := admitted.GetNode()
+	a.b.awaitRevision(ctx, admitted.GetRevision())
 	cert, err := authority.Sign(req.GetCertificateRequest(), node)
 	if err != nil {
 		return nil, err

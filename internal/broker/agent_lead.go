@@ -134,10 +134,6 @@ func (a *agent) carry(ctx context.Context, doing *sync.WaitGroup, p *coordinator
 // saySettled tells the metadata log that a partition's voters are those that are
 // wanted.
 func (a *agent) saySettled(ctx context.Context, id partition.PartitionID, placement uint64) error {
-	if a.leadsMetadata() {
-		_, err := a.b.coord.Settle(ctx, id, placement)
-		return err
-	}
 	_, err := atMetadata(ctx, a.b, true, func(r *remote) (*nodev1.ReachedResponse, error) {
 		return r.membership.Reached(ctx, &nodev1.ReachedRequest{Partition: uint64(id), Placement: placement})
 	})

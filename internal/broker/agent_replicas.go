@@ -71,9 +71,6 @@ func (a *agent) erase(ctx context.Context, id partition.PartitionID, r partition
 
 // sayErased tells the metadata log that a replica is erased.
 func (a *agent) sayErased(ctx context.Context, id partition.PartitionID, r partition.ReplicaID) error {
-	if a.leadsMetadata() {
-		return a.b.coord.Left(ctx, id, r)
-	}
 	_, err := atMetadata(ctx, a.b, true, func(rm *remote) (*nodev1.ErasedResponse, error) {
 		return rm.membership.Erased(ctx, &nodev1.ErasedRequest{Partition: uint64(id), Replica: uint64(r)})
 	})
@@ -100,10 +97,4 @@ func (a *agent) created(ctx context.Context, id partition.PartitionID) error {
 // the topic goes, or that it is gone; one that is away does it when it is back.
 func (a *agent) dropped(ctx context.Context, id partition.PartitionID) error {
 	return a.b.host.Drop(ctx, id)
-}
-
-func (a *agent) leadsMetadata() bool {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.meta
 }

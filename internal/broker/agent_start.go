@@ -349,12 +349,7 @@ func pauseFor(ctx context.Context, d time.Duration) error {
 
 // sayWhere says where this node is, wherever the metadata log is led.
 func (a *agent) sayWhere(ctx context.Context, at coordinator.Address) error {
-	b := a.b
-	if a.leadsMetadata() {
-		_, err := b.coord.UpdateNode(ctx, b.cfg.Node, at, a.earlier...)
-		return err
-	}
-	_, err := atMetadata(ctx, b, true, func(r *remote) (*nodev1.AnnounceResponse, error) {
+	_, err := atMetadata(ctx, a.b, true, func(r *remote) (*nodev1.AnnounceResponse, error) {
 		return r.membership.Announce(ctx, &nodev1.AnnounceRequest{Address: a.presents(at)})
 	})
 	return err

@@ -12,6 +12,7 @@ import (
 
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
+	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -287,5 +288,25 @@ func TestClusterRestarts(t *testing.T) {
 		if n.State != coordinator.Active {
 			t.Errorf("node %v is %v", n.ID, n.State)
 		}
+	}
+}
+
+// A node that comes to lead the metadata log while it looks for who does asks itself. In
+// a cluster that starts, whose nodes wait until the log says where they are, it would
+// else look until its patience is over.
+func TestNodeAsksItself(t *testing.T) {
+	c := startThree(t)
+	b := c.nodes[c.leaderOf(partition.Metadata)].b
+	res, err := atMetadata(ctx(t), b, true, func(r *remote) (*nodev1.RevisionResponse, error) {
+		return r.sessions.Revision(ctx(t), &nodev1.RevisionRequest{})
+	})
+	if err != nil || res.GetRevision() == 0 {
+		t.Errorf("it asks for the revision and gets %v, %v", res, err)
+	}
+	if err := b.agent.sayWhere(ctx(t), b.agent.address()); err != nil {
+		t.Errorf("it says where it is: %v", err)
+	}
+	if n, _ := b.coord.View().Node(b.cfg.Node); n == nil || n.Address != b.agent.address() {
+		t.Errorf("it is known at %+v, and is at %+v", n, b.agent.address())
 	}
 }

@@ -254,7 +254,13 @@ func atMetadata[T any](ctx context.Context, b *Broker, twice bool, call func(*re
 		var out T
 		n := b.far.leader(partition.Metadata)
 		err := notLed(partition.Metadata)
-		if n != 0 && n != b.cfg.Node {
+		switch n {
+		case 0:
+		case b.cfg.Node:
+			// It may have come to lead since the caller looked, and be the only one that
+			// ever will: a cluster that starts waits for that.
+			out, err = call(b.nearby())
+		default:
 			var r *remote
 			if r, err = b.far.remote(n); err == nil {
 				out, err = call(r)

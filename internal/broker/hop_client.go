@@ -70,6 +70,15 @@ func (r *remote) failed(id partition.PartitionID, err error) error {
 	return &partition.ErrOutcomeUnknown{Partition: id, Why: why}
 }
 
+// nearby is this node as another asks it, without a connection between.
+func (b *Broker) nearby() *remote {
+	r := &remote{node: b.cfg.Node, sessions: sessionServer{b}}
+	if b.agent != nil {
+		r.membership = membershipServer{a: b.agent, own: true}
+	}
+	return r
+}
+
 // notSent tells whether a call between nodes failed before anything of it was sent.
 func notSent(err error) bool {
 	var op *net.OpError
