@@ -92,6 +92,9 @@ type Config struct {
 	// FollowerBytes is how much of a log, behind what retention keeps, a leader keeps
 	// for followers that lag. Default 64 MiB. One that lags more gets a snapshot.
 	FollowerBytes int64
+	// SnapshotBytesPerSecond bounds what this node sends of snapshots, of all partitions
+	// together; at least 1 MiB. Default 0: as fast as the disk and the other side take it.
+	SnapshotBytesPerSecond int64
 	// RowBytes bounds an App's rows that wait in memory for a checkpoint. Default
 	// 8 MiB per partition. More writes less where the same rows change again and
 	// again, and holds up the node for longer at each checkpoint.
@@ -150,7 +153,7 @@ func (c Config) withDefaults() Config {
 	def(&c.NodeRowBytes, 64<<20)
 	def(&c.FollowerBytes, 64<<20)
 	if c.snapshotLimit == 0 {
-		c.snapshotLimit, c.snapshotIdle, c.snapshotPause = 30*time.Minute, 30*time.Second, time.Second
+		c.snapshotLimit, c.snapshotIdle, c.snapshotPause = 2*time.Hour, 30*time.Second, time.Second
 	}
 	if c.snapshotKept == 0 {
 		c.snapshotKept = 10 * time.Minute
@@ -189,6 +192,7 @@ func (c Config) Validate() error {
 	bad(c.HangAfter < 0, "HangAfter is %v; it cannot be negative", c.HangAfter)
 	bad(c.EntryBytes < 0 || c.EntryBytes > maxEntryBytes, "EntryBytes is %d; use at most %d", c.EntryBytes, maxEntryBytes)
 	bad(c.SyncsInFlight < 0 || c.SyncsInFlight > 64, "SyncsInFlight is %d; use 1 to 64", c.SyncsInFlight)
+	bad(c.SnapshotBytesPerSecond > 0 && c.SnapshotBytesPerSecond < 1<<20, "SnapshotBytesPerSecond is %d; use at least 1 MiB, or 0 for no bound", c.SnapshotBytesPerSecond)
 	for _, f := range []struct {
 		name string
 		v    int64
@@ -197,6 +201,7 @@ func (c Config) Validate() error {
 		{"ReceiveBytes", c.ReceiveBytes}, {"FollowerBytes", c.FollowerBytes},
 		{"CheckpointBytes", c.CheckpointBytes}, {"NodeCheckpointBytes", c.NodeCheckpointBytes}, {"RowBytes", c.RowBytes}, {"NodeRowBytes", c.NodeRowBytes},
 		{"IDFilterBytes", c.IDFilterBytes},
+		{"SnapshotBytesPerSecond", c.SnapshotBytesPerSecond},
 	} {
 		bad(f.v < 0, "%s is %d; it cannot be negative", f.name, f.v)
 	}

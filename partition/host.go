@@ -41,7 +41,7 @@ type Host struct {
 	full     atomic.Bool  // the disk has no room
 	hanging  atomic.Bool  // the disk does not come back; watch's
 	queued   atomic.Int64 // bytes of all partitions
-	rate     rate
+	rate     drain
 	arriving atomic.Int64       // bytes of frames that were received and are not in the store yet
 	dropped  atomic.Int64       // frames for which there was no room
 	byNode   map[NodeID][]Frame // scratch of the loop
@@ -115,7 +115,7 @@ func newHost(cfg Config) *Host {
 		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
 		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),
 		learn: make(chan []PartitionID, 1), learned: make(chan struct{}), learnEnd: make(chan struct{}),
-		watchEnd: make(chan struct{}), snaps: newSnapshots(), byNode: make(map[NodeID][]Frame), near: make(map[NodeID]bool),
+		watchEnd: make(chan struct{}), snaps: newSnapshots(cfg.SnapshotBytesPerSecond), byNode: make(map[NodeID][]Frame), near: make(map[NodeID]bool),
 	}
 }
 
@@ -515,15 +515,15 @@ func (h *Host) release(sh *shelf, size int64) {
 	h.queued.Add(-size)
 }
 
-// rate measures how fast the queues drain, to tell callers when to come again.
+// drain measures how fast the queues drain, to tell callers when to come again.
 // The answerer writes it.
-type rate struct {
+type drain struct {
 	perSecond atomic.Int64
 	bytes     int64
 	since     time.Time
 }
 
-func (r *rate) drained(n int64, now time.Time) {
+func (r *drain) drained(n int64, now time.Time) {
 	r.bytes += n
 	if r.since.IsZero() {
 		r.since = now
@@ -536,7 +536,7 @@ func (r *rate) drained(n int64, now time.Time) {
 
 // timeFor returns about how long n bytes take, halved, since the queue need
 // only have some room again.
-func (r *rate) timeFor(n int64) time.Duration {
+func (r *drain) timeFor(n int64) time.Duration {
 	v := max(r.perSecond.Load(), 1<<20)
 	d := time.Duration(float64(n) / float64(v) / 2 * float64(time.Second))
 	return min(max(d.Round(time.Millisecond), 5*time.Millisecond), 2*time.Second)

@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"golang.org/x/time/rate"
+
 	"github.com/strandmq/strandmq/partition/logstore"
 )
 
@@ -61,6 +63,7 @@ type snapshots struct {
 	ctx  context.Context // ends with the host
 	stop context.CancelFunc
 	wg   sync.WaitGroup
+	rate *rate.Limiter // of what is sent; nil: none
 
 	mu      sync.Mutex
 	ended   bool
@@ -78,8 +81,8 @@ type arrival struct {
 	expiry *time.Timer // of half of one that nobody adds to
 }
 
-func newSnapshots() *snapshots {
-	s := &snapshots{staged: make(map[PartitionID]*arrival)}
+func newSnapshots(bytesPerSecond int64) *snapshots {
+	s := &snapshots{staged: make(map[PartitionID]*arrival), rate: snapshotRate(bytesPerSecond)}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	return s
 }
@@ -205,6 +208,9 @@ func (h *Host) sendSnapshot(n neededSnapshot) error {
 		r, err := e.From(next)
 		if err != nil {
 			return err
+		}
+		if h.snaps.rate != nil {
+			r = &paced{h.snaps.ctx, r, h.snaps.rate}
 		}
 		if err = h.cfg.SendSnapshot(h.snaps.ctx, n.to.Node(), n.id, r); err == nil {
 			h.cfg.Logger.Info("a snapshot was sent", "partition", n.id.String(), "to", n.to.String(), "entry", e.Head().Index, "took", time.Since(start))

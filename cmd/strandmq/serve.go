@@ -16,18 +16,18 @@ import (
 
 // serveFlags are what the command line says of a broker.
 type serveFlags struct {
-	data, listen, level, format string
-	hosts                       []string
-	reserve, memory, streams    sizeFlag
-	session                     spanFlag
-	cluster                     clusterFlags
+	data, listen, level, format    string
+	hosts                          []string
+	reserve, memory, streams, move sizeFlag
+	session                        spanFlag
+	cluster                        clusterFlags
 }
 
 func (a *app) serveCommand() *cobra.Command {
 	var f serveFlags
 	f.session.d = 30 * time.Second
 	f.reserve.n = 256 << 20
-	f.streams.n = broker.DefaultStreamMemory
+	f.streams.n, f.move.n = broker.DefaultStreamMemory, broker.DefaultMoveRate
 	c := command(&cobra.Command{
 		Use:   "serve",
 		Short: "Run a broker",
@@ -71,6 +71,11 @@ Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
 		if f.streams.n == 0 {
 			return usagef("--stream-memory 0: streams hold what is on its way; use 16MiB or more")
 		}
+		if config.MoveRate = f.move.n; f.move.n == 0 {
+			config.MoveRate = -1
+		} else if f.move.n < 1<<20 {
+			return usagef("--move-rate %s: use 1MiB or more, or 0 for no bound", quantity.FormatSize(f.move.n))
+		}
 		if cmd.Flags().Changed("memory") {
 			if f.memory.n < broker.LeastMemory {
 				return usagef("--memory %s: use %s or more", quantity.FormatSize(f.memory.n), quantity.FormatSize(broker.LeastMemory))
@@ -103,6 +108,7 @@ Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
 	fl.Var(&f.memory, "memory", "the size that the process is to keep to: what it keeps in memory gets shares of it, and near it garbage is collected more often")
 	fl.Var(&f.streams, "stream-memory", "what all streams together may hold; as it fills, each holds less, and when it is full no more are opened")
 	fl.Lookup("memory").DefValue = "none"
+	fl.Var(&f.move, "move-rate", "how many bytes a second this node sends of replicas that move or are made anew on other nodes; 0: as fast as it can")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")
 	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))

@@ -195,6 +195,7 @@ func (a *agent) address() coordinator.Address {
 func (a *agent) hook(hc *partition.Config) {
 	hc.Send, hc.SendSnapshot, hc.OnRole = a.links.send, a.sendSnapshot, a.onRole
 	hc.OnUnfit = a.onUnfit
+	hc.SnapshotBytesPerSecond = max(0, a.b.cfg.MoveRate)
 }
 
 // open brings the node up among the others: the metadata log, the connections, and

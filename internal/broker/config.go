@@ -21,6 +21,10 @@ const DefaultListen = "127.0.0.1:7171"
 // DefaultStreamMemory is what all streams together hold unless told otherwise.
 const DefaultStreamMemory = 128 << 20
 
+// DefaultMoveRate is how fast a node sends snapshots unless told otherwise: a disk of
+// today keeps most of its time for publishers.
+const DefaultMoveRate = 64 << 20
+
 // Config is how one node runs. Zero values are the defaults.
 type Config struct {
 	// DataDir is the folder of the store. It is made if it does not exist;
@@ -68,6 +72,9 @@ type Config struct {
 	// 128 MiB; at least 16 MiB. The collector of the process lets garbage of about
 	// the same size lie.
 	StreamMemory int64
+	// MoveRate bounds the bytes a second of the snapshots that this node sends to others
+	// when replicas move or are made anew; at least 1 MiB. Default 64 MiB; -1 for none.
+	MoveRate int64
 	// Connections bounds the open connections. Default 4,096.
 	Connections int
 	// ConnectionsPerAddress bounds those of one remote address, of IPv6 of one
@@ -129,6 +136,9 @@ func (c Config) withDefaults() Config {
 	if c.StreamMemory == 0 {
 		c.StreamMemory = DefaultStreamMemory
 	}
+	if c.MoveRate == 0 {
+		c.MoveRate = DefaultMoveRate
+	}
 	if c.StreamBytes == 0 {
 		c.StreamBytes = 8 << 20
 	}
@@ -177,6 +187,7 @@ func (c Config) Validate() error {
 	bad(c.StreamMemory < leastStreamMemory, "stream memory: %d bytes are less than 16 MiB", c.StreamMemory)
 	bad(c.StreamBatches < 1, "stream batches: at least 1")
 	bad(c.DiskReserve < -1, "disk reserve: %d is negative", c.DiskReserve)
+	bad(c.MoveRate < 1<<20 && c.MoveRate != -1, "move rate: %d bytes a second are less than 1 MiB; -1 is no bound", c.MoveRate)
 	bad(c.Connections < 1, "connections: at least 1")
 	bad(c.ConnectionsPerAddress < 1, "connections per address: at least 1")
 	for _, h := range c.AllowedHosts {
