@@ -245,8 +245,13 @@ func changeID(e *raftpb.Entry) uint64 {
 // pendingTransfer is a leadership on its way to another replica.
 type pendingTransfer struct {
 	to    ReplicaID
+	since uint64 // the tick at which it began
 	reply func(error)
 }
+
+// transferTicks is how long the other may take: nothing is stored meanwhile. Raft would
+// wait for as long as an election may take.
+const transferTicks = 15
 
 // transferTo hands a partition's leadership over. It is answered in any case:
 // when the other leads, or when this one goes on.
@@ -285,7 +290,7 @@ func (r *replica) proposeTransfer(to ReplicaID, reply func(error)) error {
 	}
 	r.rouse()
 	r.rn.TransferLeader(uint64(to))
-	r.transfer = &pendingTransfer{to, reply}
+	r.transfer = &pendingTransfer{to, r.c.ticks, reply}
 	r.c.touch(r)
 	return nil
 }
@@ -302,11 +307,25 @@ func (r *replica) transferred() {
 	r.transferEnds(err)
 }
 
-// transferTicked looks whether raft gave up waiting for the other.
+// transferTicked looks whether the other had its time, or raft gave up waiting for it.
 func (r *replica) transferTicked() {
-	if r.transfer != nil && r.isLead && r.rn.BasicStatus().LeadTransferee == raft.None {
-		r.transferEnds(&ErrTransfer{Partition: r.id, To: r.transfer.to, Why: "it did not take over in time"})
+	if r.transfer == nil || !r.isLead {
+		return
 	}
+	if r.c.ticks-r.transfer.since >= transferTicks || r.rn.BasicStatus().LeadTransferee == raft.None {
+		r.keepLead("it did not take over in time")
+	}
+}
+
+// keepLead gives up a transfer: this replica goes on.
+func (r *replica) keepLead(why string) {
+	// To itself: so raft gives up waiting for another.
+	if err := r.c.guard(r, func() error { r.rn.TransferLeader(uint64(r.self)); return nil }); err != nil {
+		r.c.fail(r, err)
+		return
+	}
+	r.transferEnds(&ErrTransfer{Partition: r.id, To: r.transfer.to, Why: why})
+	r.c.touch(r)
 }
 
 func (r *replica) transferEnds(err error) {

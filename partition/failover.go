@@ -104,6 +104,9 @@ func (c *core) bereave(n NodeID) {
 		case r.isLead:
 			r.rouse() // without it there may be no majority
 			c.unreachable(r, n)
+			if r.fault == nil && r.transfer != nil && r.transfer.to.Node() == n {
+				r.keepLead("its node went down")
+			}
 		}
 	}
 	c.runCampaigns()

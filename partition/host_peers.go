@@ -57,7 +57,7 @@ func (h *Host) Change(ctx context.Context, id PartitionID, ch Change) error {
 
 // Transfer hands a partition's leadership over to another voter and returns when
 // that leads. Until then proposals are refused. *ErrTransfer tells that it did
-// not take over within five seconds or so, and this node goes on.
+// not take over within a second and a half or so, and this node goes on.
 func (h *Host) Transfer(ctx context.Context, id PartitionID, to ReplicaID) error {
 	return h.call(ctx, id, func(reply func(error)) { h.core.transferTo(id, to, reply) })
 }
