@@ -182,12 +182,19 @@ func (r *run) verdict(seq uint64) verdict {
 // byID judges the records from one on by their message ids.
 func (d *dedupe) byID(p *pending, from int, rows *rowBuf) error {
 	c := p.batch.Cursor()
+	refused := false // one before, in a batch in order
 	for i := 0; ; i++ {
 		raw, ok := c.Next()
 		if !ok {
 			return nil
 		}
-		if i < from || !raw.HasID() {
+		if i < from {
+			continue
+		}
+		if !raw.HasID() {
+			if refused {
+				p.judge(i, fateBehind, 0)
+			}
 			continue
 		}
 		key := keyOf(raw.ID(), raw.Key(), raw.HasKey())
@@ -201,6 +208,11 @@ func (d *dedupe) byID(p *pending, from int, rows *rowBuf) error {
 				what = fateDuplicate
 			}
 			p.judge(i, what, was.offset)
+			refused = refused || what == fateIDReused && p.batch.InOrder()
+			continue
+		}
+		if refused {
+			p.judge(i, fateBehind, 0)
 			continue
 		}
 		name := idRowName{p.bucket, key}

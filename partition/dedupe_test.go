@@ -79,6 +79,7 @@ func (m *naive) publish(meta record.Meta, recs []record.Record) []Stored {
 		}
 		return out
 	}
+	refused := false
 	for i, r := range recs {
 		seq := meta.FirstSequence + uint64(i)
 		if meta.ProducerID != "" && seq < next {
@@ -103,9 +104,12 @@ func (m *naive) publish(meta record.Meta, recs []record.Record) []Stored {
 		switch {
 		case r.ID != "" && known && string(m.log[at].Body) != string(r.Body):
 			out[i].Err = &ErrIDReused{Offset: at}
+			refused = meta.InOrder
 		case r.ID != "" && known:
 			out[i] = Stored{Offset: at, Duplicate: true}
 			m.dups++
+		case refused:
+			out[i].Err = &ErrBehind{}
 		default:
 			out[i].Offset = m.end
 			if r.ID != "" {
@@ -132,6 +136,7 @@ func errorOf(err error) string {
 	var gap *ErrSequenceGap
 	var seq *ErrSequenceReused
 	var gone *ErrExpired
+	var behind *ErrBehind
 	var old *ErrSequenceExpired
 	switch {
 	case err == nil:
@@ -142,6 +147,8 @@ func errorOf(err error) string {
 		return fmt.Sprintf("gap, %d is next", gap.Expected)
 	case errors.As(err, &seq):
 		return fmt.Sprintf("sequence reused, first at %d", seq.Offset)
+	case errors.As(err, &behind):
+		return "behind a refused one"
 	case errors.As(err, &old):
 		return "sequence expired"
 	case errors.As(err, &gone):
@@ -194,6 +201,8 @@ func TestDedupeModel(t *testing.T) {
 					if at := int(m.nexts[meta.ProducerID]) + step; at > 0 {
 						meta.FirstSequence = uint64(at)
 					}
+				} else {
+					meta.InOrder = rapid.Bool().Draw(rt, "in order")
 				}
 				recs := rapid.SliceOfN(gen, 1, 6).Draw(rt, "records")
 				publish(rt, meta, recs)

@@ -243,6 +243,14 @@ func (e *ErrIDReused) Error() string {
 		e.ID, e.Partition, e.Offset)
 }
 
+// ErrBehind tells that a message was not stored, because one before it in its
+// batch, which is in order, was refused.
+type ErrBehind struct{ Partition PartitionID }
+
+func (e *ErrBehind) Error() string {
+	return fmt.Sprintf("%v did not store it, since a message before it in its batch was refused: send both again, in order", e.Partition)
+}
+
 // ErrSequenceGap tells that a message was not stored, because its producer's
 // sequence leaves some out. Expected is the one that would be next; 0 for a
 // producer that is not known (any more).

@@ -167,6 +167,7 @@ const (
 	fateSequenceReused fate = 4 // another message of its sequence stands at offset
 	fateExpired        fate = 5 // a repeat of what stood at offset and is no longer kept
 	fateForgotten      fate = 6 // a repeat of what is no longer kept, nor where it stood
+	fateBehind         fate = 7 // behind a refused one in a batch in order; in no row, since such a batch has no producer
 )
 
 const verdictLen = 2 + 1 + 8

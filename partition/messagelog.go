@@ -253,6 +253,8 @@ func (o *outcome) stored(id PartitionID, b record.Batch) []Stored {
 			out[i].Err = &ErrIDReused{Partition: id, ID: string(raw.ID()), Offset: v.offset}
 		case fateGap:
 			out[i].Err = &ErrSequenceGap{Partition: id, Producer: o.producer, Got: o.first + uint64(i), Expected: uint64(v.offset)}
+		case fateBehind:
+			out[i].Err = &ErrBehind{Partition: id}
 		case fateSequenceReused:
 			out[i].Err = &ErrSequenceReused{Partition: id, Producer: o.producer, Sequence: o.first + uint64(i), Offset: v.offset}
 		case fateForgotten:

@@ -42,6 +42,11 @@ type Request struct {
 	// publishing; all of them must then have the same key. Empty: not numbered.
 	ProducerID    string
 	FirstSequence uint64
+	// InOrder: nothing that stands behind a message that is refused for good is
+	// stored either. What the publisher refuses stops all that follows in the call;
+	// what the log refuses, all that follows in its partition. Not with a producer,
+	// whose sequence does the same.
+	InOrder bool
 	// MaxBody is the topic's limit in bytes. 0: record.MaxBody.
 	MaxBody int
 }
@@ -106,7 +111,15 @@ func (p *Publisher) submit(req Request, then func([]Result)) (*Call, error) {
 	}
 	c := newCall(len(req.Records), then)
 	var scratch []record.Record
-	for _, part := range p.route(&req, c.results) {
+	parts := p.route(&req, c.results)
+	if req.InOrder {
+		for _, part := range parts {
+			if err := oneBatch(&req, part); err != nil {
+				return nil, err
+			}
+		}
+	}
+	for _, part := range parts {
 		scratch = p.send(c, &req, part, scratch)
 	}
 	c.sent()
@@ -120,6 +133,9 @@ func check(req *Request) error {
 		return &ErrCall{"messages", "there are none; send at least one"}
 	case n > record.MaxBatchRecords:
 		return &ErrCall{"messages", fmt.Sprintf("there are %d; send at most %d in one call", n, record.MaxBatchRecords)}
+	}
+	if req.InOrder && req.ProducerID != "" {
+		return &ErrCall{"in_order", "a producer's sequence is in order by itself; set one of the two"}
 	}
 	if req.ProducerID == "" {
 		if req.FirstSequence != 0 {
@@ -165,11 +181,11 @@ func (p *Publisher) route(req *Request, results []Result) []part {
 		r := &req.Records[i]
 		if err := CheckRecord(r, req.MaxBody); err != nil {
 			results[i].Err = err
-			if req.ProducerID == "" {
+			if req.ProducerID == "" && !req.InOrder {
 				continue
 			}
-			// What follows in the sequence would leave a gap, which the log
-			// refuses: say so here, in words that name the culprit.
+			// What follows would overtake. In a sequence it would leave a gap, which
+			// the log refuses: say so here, in words that name the culprit.
 			for j := i + 1; j < len(results); j++ {
 				results[j].Err = &ErrNotSent{Earlier: i, Err: err}
 			}
@@ -243,12 +259,26 @@ func fieldOf(r *record.Record) string {
 	return "headers"
 }
 
+// oneBatch refuses what does not fit into one batch of a partition: of a second
+// one the log would not know that it stands behind a refused record.
+func oneBatch(req *Request, pt part) error {
+	size := record.Size(record.Meta{}, nil)
+	empty := size
+	for _, i := range pt.members {
+		size += record.Size(record.Meta{}, req.Records[i:i+1]) - empty
+	}
+	if size > record.MaxBatchBytes {
+		return &ErrCall{"messages", fmt.Sprintf("they take %d bytes in partition %d; in order, send at most %d in one call", size, pt.number, record.MaxBatchBytes)}
+	}
+	return nil
+}
+
 // send gives one partition its messages, in as few batches as the limits allow.
 // When one batch is not taken, the rest of the partition is not sent either:
 // it would overtake. recs is room for one batch's records, handed from partition
 // to partition.
 func (p *Publisher) send(c *Call, req *Request, pt part, recs []record.Record) []record.Record {
-	meta := record.Meta{ProducerID: req.ProducerID}
+	meta := record.Meta{ProducerID: req.ProducerID, InOrder: req.InOrder}
 	if p.cfg.Now != nil {
 		meta.PublishTime = p.cfg.Now()
 	}

@@ -50,7 +50,9 @@ taken out, the lines from there on are new messages. Input that is edited like
 that wants --id-field. To publish the same lines once more on purpose, give that
 round a name with --again NAME: it is part of the ids, so each name is stored once.
 
-A bad line ends the command with its number; the lines before it are stored.
+A bad line, or one that the broker refuses, ends the command with its number; the
+lines before it are stored, and of its key none behind it, so that the order holds
+when it is mended and the command is run again.
 While the broker's queues are full, the command waits as long as the broker says.
 
 With --output json, one line is printed for each message: where it is stored.
@@ -250,22 +252,17 @@ func (a *app) publishLines(ctx context.Context, p *publisher, in *ndjson.Reader,
 	for b := range batches {
 		if len(b.messages) > 0 {
 			results, err := p.send(ctx, b.messages)
-			if err != nil {
-				m.end()
-				a.talk("%s, up to line %d", summary(), last)
-				return fmt.Errorf("lines %d to %d of %s: %w; run the same command again to go on: nothing is stored twice",
-					b.lines[0], b.lines[len(b.lines)-1], name, err)
-			}
+			refused := -1
 			for i, r := range results {
-				if refused := r.GetProblem(); refused != nil {
-					m.end()
-					a.talk("%s", summary())
-					return fmt.Errorf("line %d of %s was refused: %s; %s, mend it and run the same command again: nothing is stored twice",
-						b.lines[i], name, refusalText(refused), before(b.lines[i]))
-				}
-				if r.GetReceipt().GetDuplicate() {
+				switch {
+				case r.GetReceipt() == nil:
+					if refused < 0 {
+						refused = i
+					}
+					continue
+				case r.GetReceipt().GetDuplicate():
 					duplicates++
-				} else {
+				default:
 					stored++
 				}
 				if a.json() {
@@ -273,6 +270,18 @@ func (a *app) publishLines(ctx context.Context, p *publisher, in *ndjson.Reader,
 						return err
 					}
 				}
+			}
+			if err != nil {
+				m.end()
+				a.talk("%s, up to line %d", summary(), last)
+				return fmt.Errorf("lines %d to %d of %s: %w; run the same command again to go on: nothing is stored twice",
+					b.lines[0], b.lines[len(b.lines)-1], name, err)
+			}
+			if refused >= 0 {
+				m.end()
+				a.talk("%s", summary())
+				return fmt.Errorf("line %d of %s was refused: %s; %s, mend it and run the same command again: nothing is stored twice",
+					b.lines[refused], name, refusalText(results[refused].GetProblem()), before(b.lines[refused]))
 			}
 			last = b.lines[len(b.lines)-1]
 			m.at(b.read, summary())

@@ -19,17 +19,21 @@ type publisher struct {
 	waiting  func(err error, d time.Duration) // may be nil
 }
 
-// send publishes one batch. Messages that were refused for now are sent again,
-// alone and in their order, after the delay that the broker gives; it refuses
-// the later ones of a key together with an earlier one.
+// send publishes one batch, in order. Messages that were refused for now are sent
+// again, alone and in their order, after the delay that the broker gives; it
+// refuses the later ones of a key together with an earlier one. Where a message is
+// refused for good, the broker stores nothing of its key behind it, and nothing
+// behind it is sent again: its place in the order is open until someone mends it.
+// With an error, what has a receipt is stored all the same.
 func (p *publisher) send(ctx context.Context, messages []*strandmqv1.Message) ([]*strandmqv1.PublishResult, error) {
 	results := make([]*strandmqv1.PublishResult, len(messages))
 	pending := make([]int, len(messages))
 	for i := range messages {
 		pending[i] = i
 	}
+	final := len(messages) // the first that was refused for good
 	_, err := retry.Do(ctx, retry.Config{Limit: p.retryFor, Waiting: p.waiting}, func() (struct{}, error) {
-		req := &strandmqv1.PublishRequest{Topic: p.topic}
+		req := &strandmqv1.PublishRequest{Topic: p.topic, InOrder: true}
 		for _, i := range pending {
 			req.Messages = append(req.Messages, messages[i])
 		}
@@ -44,13 +48,13 @@ func (p *publisher) send(ctx context.Context, messages []*strandmqv1.Message) ([
 		}
 		var later []int
 		var why *apiError
-		final := false
 		for n, r := range res.GetResults() {
 			i := pending[n]
 			results[i] = r
 			refused := r.GetProblem()
 			switch {
 			case refused == nil:
+			case final < i: // it stays unsent, whatever it was told
 			case refused.GetRetryAfterMs() > 0 || refused.GetReason() == "NOT_SENT":
 				later = append(later, i)
 				wait := time.Duration(refused.GetRetryAfterMs()) * time.Millisecond
@@ -58,12 +62,10 @@ func (p *publisher) send(ctx context.Context, messages []*strandmqv1.Message) ([
 					why = &apiError{reason: refused.GetReason(), text: refused.GetMessage(), retryAfter: wait, passing: true}
 				}
 			default:
-				final = true
+				final = i
 			}
 		}
-		// A message refused for good stops what follows it: its place in the
-		// order of its key is open until someone mends it.
-		if final || len(later) == 0 {
+		if len(later) == 0 {
 			return struct{}{}, nil
 		}
 		pending = later

@@ -194,16 +194,17 @@ func TestPublishTakesNoForAnAnswer(t *testing.T) {
 }
 
 // A refused line is named; what was stored before stays; after mending the line
-// only what is missing is added.
+// only what is missing is added, in the order of the lines.
 func TestPublishNamesTheRefusedLine(t *testing.T) {
 	g := &grumpy{}
 	g.plan = []func(*strandmqv1.PublishRequest) (*strandmqv1.PublishResponse, error){
 		func(req *strandmqv1.PublishRequest) (*strandmqv1.PublishResponse, error) {
 			bad := &strandmqv1.PublishResult{Problem: &strandmqv1.Problem{Reason: "BODY_TOO_LARGE", Message: "too large"}}
-			req.Messages = req.Messages[1:]
-			res := g.store(req)
-			res.Results = append([]*strandmqv1.PublishResult{bad}, res.Results...)
-			return res, nil
+			behind := &strandmqv1.PublishResult{Problem: &strandmqv1.Problem{Reason: "NOT_SENT", Message: "not sent"}}
+			if !req.GetInOrder() || len(req.GetMessages()) != 2 {
+				t.Errorf("asked for %v", req)
+			}
+			return &strandmqv1.PublishResponse{Results: []*strandmqv1.PublishResult{bad, behind}}, nil
 		},
 	}
 	g.plan = append([]answer{g.first}, g.plan...)
@@ -221,8 +222,47 @@ func TestPublishNamesTheRefusedLine(t *testing.T) {
 	}
 	write("1\n\n2\n3\n")
 	code, _, talk = strandmq(t, url, "", "publish", "t", "--file", file)
-	if code != 0 || strings.Join(g.stored, " ") != "1 3 2" || !strings.Contains(talk, "1 published, 2 stored before") {
+	if code != 0 || strings.Join(g.stored, " ") != "1 2 3" || !strings.Contains(talk, "2 published, 1 stored before") {
 		t.Errorf("code %d, stored %q\n%s", code, g.stored, talk)
+	}
+}
+
+// A call in which a line is refused for good, others before and behind it for now,
+// and one is stored: what is before it is stored yet, what is behind it is not, and
+// what is stored has its receipt.
+func TestPublishBeforeTheRefusedLine(t *testing.T) {
+	g := &grumpy{}
+	no := func(reason string, ms int64) *strandmqv1.PublishResult {
+		return &strandmqv1.PublishResult{Problem: &strandmqv1.Problem{Reason: reason, RetryAfterMs: ms}}
+	}
+	g.plan = []answer{g.first, func(req *strandmqv1.PublishRequest) (*strandmqv1.PublishResponse, error) {
+		all := req.GetMessages()
+		req.Messages = all[3:4]
+		res := g.store(req)
+		res.Results = []*strandmqv1.PublishResult{no("QUEUE_FULL", 1), no("NOT_SENT", 1), no("ID_REUSED", 0), res.Results[0], no("QUEUE_FULL", 1), no("NOT_SENT", 0)}
+		return res, nil
+	}}
+	code, out, talk := strandmq(t, g.serve(t), "0\n1\n2\n3\n4\n5\n6\n", "publish", "t", "--output", "json")
+	if code != exitFailed || strings.Join(g.stored, " ") != "0 4 1 2" || !strings.Contains(talk, "4 published, 0 stored before") || !strings.Contains(talk, "line 4 of standard input was refused") {
+		t.Errorf("code %d, stored %q\n%s", code, g.stored, talk)
+	}
+	if strings.Count(out, "\n") != 4 || !strings.Contains(out, `{"line":5,`) {
+		t.Errorf("receipts:\n%s", out)
+	}
+}
+
+// When the command gives up on a batch, what was stored of it is counted.
+func TestPublishCountsWhatItGivesUp(t *testing.T) {
+	g := &grumpy{}
+	g.plan = []answer{g.first, func(req *strandmqv1.PublishRequest) (*strandmqv1.PublishResponse, error) {
+		req.Messages = req.Messages[:1]
+		res := g.store(req)
+		res.Results = append(res.Results, &strandmqv1.PublishResult{Problem: &strandmqv1.Problem{Reason: "DISK_FULL", RetryAfterMs: 3_600_000}})
+		return res, nil
+	}}
+	code, out, talk := strandmq(t, g.serve(t), "0\n1\n2\n", "publish", "t", "--output", "json", "--retry-for", "1s")
+	if code != exitFailed || strings.Count(out, "\n") != 2 || !strings.Contains(talk, "2 published, 0 stored before") {
+		t.Errorf("code %d\n%s\n%s", code, out, talk)
 	}
 }
 

@@ -528,3 +528,58 @@ func TestBadHeads(t *testing.T) {
 		}
 	}
 }
+
+// In order, nothing that stands behind a refused message is stored: whoever mends
+// it and sends the call again has the order of the call.
+func TestInOrder(t *testing.T) {
+	b := start(t, t.TempDir())
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 4)
+	send := func(ms ...*strandmqv1.Message) (got []string) {
+		t.Helper()
+		res, err := a.publish.Publish(ctx(t), &strandmqv1.PublishRequest{Topic: "t", InOrder: true, Messages: ms})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, r := range res.GetResults() {
+			switch {
+			case r.GetProblem() != nil:
+				got = append(got, r.GetProblem().GetReason())
+			case r.GetReceipt().GetDuplicate():
+				got = append(got, "duplicate")
+			default:
+				got = append(got, "stored")
+			}
+		}
+		return got
+	}
+	named := func(key, id, body string) *strandmqv1.Message {
+		m := msg(key, body)
+		m.Id = id
+		return m
+	}
+	header := msg("k", "x")
+	header.Headers = []*strandmqv1.Header{{Name: "h", ValueKind: &strandmqv1.Header_Value{Value: "\n"}}}
+	large := msg("k", strings.Repeat("x", 1<<20+1))
+	long := msg(strings.Repeat("k", 4097), "x")
+	for _, bad := range []*strandmqv1.Message{header, large, long, named("k", strings.Repeat("i", 257), "x")} {
+		got := send(msg("k", "1"), msg("l", "2"), bad, msg("k", "3"), msg("l", "4"))
+		if got[0] != "stored" || got[1] != "stored" || got[2] == "stored" || got[3] != "NOT_SENT" || got[4] != "NOT_SENT" {
+			t.Errorf("around a refused message: %v", got)
+		}
+	}
+	// An id that is taken is found out in the log, after the others were judged.
+	got := send(named("k", "1", "a"), named("k", "2", "b"), named("k", "1", "other"), named("k", "3", "c"), named("k", "2", "b"), msg("k", "d"))
+	if want := "stored stored ID_REUSED NOT_SENT duplicate NOT_SENT"; strings.Join(got, " ") != want {
+		t.Errorf("around an id that is taken: %v, want %s", got, want)
+	}
+	for _, req := range []*strandmqv1.PublishRequest{
+		{Topic: "t", InOrder: true, ProducerId: "p", FirstSequence: 1, Messages: []*strandmqv1.Message{msg("k", "1")}},
+		{Topic: "t", InOrder: true, RecordBatch: []byte{1}},
+	} {
+		_, err := a.publish.Publish(ctx(t), req)
+		if err == nil || !strings.Contains(err.Error(), "in_order") {
+			t.Errorf("%v: %v", req, err)
+		}
+	}
+}

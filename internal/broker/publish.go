@@ -17,9 +17,10 @@ type publication struct {
 	bytes   int           // of keys, ids, headers and bodies
 }
 
-// prepare turns messages into records, one by one. With a producer's sequence,
-// what follows a refused message is not sent: it would leave a gap.
-func prepare(messages []*strandmqv1.Message, sequenced bool) publication {
+// prepare turns messages into records, one by one. In order, as with a producer's
+// sequence, what follows a refused message is not sent: it would overtake, or
+// leave a gap.
+func prepare(messages []*strandmqv1.Message, inOrder bool) publication {
 	p := publication{records: make([]record.Record, 0, len(messages)), place: make([]int, 0, len(messages))}
 	for i, m := range messages {
 		r, refused := toRecord(m)
@@ -28,7 +29,7 @@ func prepare(messages []*strandmqv1.Message, sequenced bool) publication {
 				p.refused = map[int]error{}
 			}
 			p.refused[i] = refused
-			if sequenced {
+			if inOrder {
 				for j := i + 1; j < len(messages); j++ {
 					p.refused[j] = &router.ErrNotSent{Earlier: i, Err: refused}
 				}

@@ -20,6 +20,7 @@ type carrier interface {
 	GetFirstSequence() uint64
 	GetRecordBatch() []byte
 	GetPartition() uint32
+	GetInOrder() bool
 }
 
 // checkCarrier refuses what is wrong with a batch before anything is looked at.
@@ -30,6 +31,10 @@ func checkCarrier(c carrier) error {
 		return refuse("BAD_VALUE", "record_batch", "there are messages and a record batch: send one of the two")
 	case opaque && (c.GetProducerId() != "" || c.GetFirstSequence() != 0):
 		return refuse("BAD_VALUE", "producer_id", "a record batch has its producer and sequence in it: leave producer_id and first_sequence out")
+	case opaque && c.GetInOrder():
+		return refuse("BAD_VALUE", "in_order", "a record batch says itself whether it is in order: leave in_order out")
+	case c.GetInOrder() && c.GetProducerId() != "":
+		return refuse("BAD_VALUE", "in_order", "a producer's sequence is in order by itself: leave in_order or producer_id out")
 	case opaque:
 		return nil
 	case n == 0:
@@ -97,12 +102,12 @@ func (b *Broker) full() *refusal {
 // fromMessages turns readable messages that checkCarrier took into a request of the
 // router's, which may be without records, and an outcome without results.
 func fromMessages(t *topic, c carrier) (*outcome, router.Request, error) {
-	o := &outcome{sent: prepare(c.GetMessages(), c.GetProducerId() != ""), count: len(c.GetMessages())}
+	o := &outcome{sent: prepare(c.GetMessages(), c.GetInOrder() || c.GetProducerId() != ""), count: len(c.GetMessages())}
 	if o.sent.bytes > record.MaxBatchBytes {
 		return nil, router.Request{}, refuse("BATCH_TOO_LARGE", "messages", "the messages have %d bytes: send at most %d in one call", o.sent.bytes, record.MaxBatchBytes)
 	}
 	return o, router.Request{
-		Table: t.table, Records: o.sent.records, ProducerID: c.GetProducerId(), FirstSequence: c.GetFirstSequence(), MaxBody: t.maxBody(),
+		Table: t.table, Records: o.sent.records, ProducerID: c.GetProducerId(), FirstSequence: c.GetFirstSequence(), InOrder: c.GetInOrder(), MaxBody: t.maxBody(),
 	}, nil
 }
 

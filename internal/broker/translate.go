@@ -184,6 +184,7 @@ func (x explainer) partitionError(err error) *refusal {
 		expired   *partition.ErrExpired
 		notStored *partition.ErrNotStored
 		id        *partition.ErrIDReused
+		behind    *partition.ErrBehind
 		gap       *partition.ErrSequenceGap
 		reused    *partition.ErrSequenceReused
 		old       *partition.ErrSequenceExpired
@@ -217,6 +218,8 @@ func (x explainer) partitionError(err error) *refusal {
 		return refuse("UNKNOWN_MESSAGE", "", "%s has no offset %d yet: it ends at %d", x.partition(notStored.Partition), notStored.Offset, notStored.End)
 	case errors.As(err, &id):
 		return refuse("ID_REUSED", "id", "message id %s is taken: %s holds another message with this id and key at offset %d: use a new id", plain.Quote(id.ID), x.partition(id.Partition), id.Offset)
+	case errors.As(err, &behind):
+		return refuse("NOT_SENT", "", "not stored, since a message before it in the call must be stored first and was refused: send both again, in order")
 	case errors.As(err, &old):
 		return refuse("SEQUENCE_EXPIRED", "", "producer %s used sequence %d before: that message was stored in %s, and retention has removed it since: go on with the next one",
 			plain.Quote(old.Producer), x.sequence(old.Sequence), x.partition(old.Partition))

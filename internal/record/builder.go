@@ -13,7 +13,7 @@ type Builder struct {
 
 // Reset begins a batch behind dst.
 func (w *Builder) Reset(dst []byte, m Meta) {
-	w.at, w.count, w.flags = len(dst), 0, 0
+	w.at, w.count, w.flags = len(dst), 0, m.flags()
 	w.b = appendHeader(dst, m, 0)
 }
 

@@ -74,8 +74,11 @@ func View(b []byte) (Batch, []byte, error) {
 			Err: format.Check("record batch", uint64(v), uint64(Version)),
 		}
 	}
-	if f := b[offFlags]; f&^flagIDs != 0 {
+	switch f := b[offFlags]; {
+	case f&^(flagIDs|flagInOrder) != 0:
 		return Batch{}, b, &Error{Why: fmt.Sprintf("unknown flags %#02x", f)}
+	case f&flagInOrder != 0 && b[offProducer] != 0:
+		return Batch{}, b, &Error{Why: "has a producer and is flagged as in order: a producer's sequence has an order of its own"}
 	}
 	length := uint64(binary.LittleEndian.Uint32(b[offLength:]))
 	total := length + offLength + 4
@@ -156,6 +159,9 @@ func (bt Batch) Bytes() []byte { return bt.b }
 
 // HasIDs tells whether some record has a message id.
 func (bt Batch) HasIDs() bool { return bt.b[offFlags]&flagIDs != 0 }
+
+// InOrder tells whether nothing behind a refused record may be stored.
+func (bt Batch) InOrder() bool { return bt.b[offFlags]&flagInOrder != 0 }
 
 // PublishTime returns when the broker took the batch in, in ms.
 func (bt Batch) PublishTime() int64 { return int64(binary.LittleEndian.Uint64(bt.b[offTime:])) }

@@ -44,6 +44,9 @@ type Meta struct {
 	ProducerID    string // empty: no producer sequence
 	FirstSequence uint64 // sequence of the first record; the others follow
 	PublishTime   int64  // ms since the Unix epoch; stamped by the broker on arrival
+	// InOrder: nothing that stands behind a record that is refused is stored. Not
+	// with a producer, whose sequence would have the numbers used up.
+	InOrder bool
 }
 
 // The fixed part of the layout, little endian.
@@ -60,7 +63,8 @@ const (
 
 	fixedSize = offProducer + 1 + 8 // without the producer id's bytes
 
-	flagIDs byte = 1 // some record has a message id
+	flagIDs     byte = 1 << 0 // some record has a message id
+	flagInOrder byte = 1 << 1 // Meta.InOrder
 )
 
 const (
@@ -85,7 +89,7 @@ func Size(m Meta, recs []Record) int {
 func Append(dst []byte, m Meta, recs []Record) []byte {
 	at := len(dst)
 	dst = appendHeader(dst, m, len(recs))
-	var flags byte
+	flags := m.flags()
 	for i := range recs {
 		if recs[i].ID != "" {
 			flags |= flagIDs
@@ -94,6 +98,13 @@ func Append(dst []byte, m Meta, recs []Record) []byte {
 	}
 	finish(dst[at:], flags, len(recs))
 	return dst
+}
+
+func (m *Meta) flags() byte {
+	if m.InOrder {
+		return flagInOrder
+	}
+	return 0
 }
 
 // appendHeader begins a batch; what is known only at its end is left to finish.

@@ -39,7 +39,7 @@ var metaGen = rapid.Custom(func(t *rapid.T) Meta {
 
 func metaOf(bt Batch) Meta {
 	id, seq := bt.Producer()
-	return Meta{ProducerID: string(id), FirstSequence: seq, PublishTime: bt.PublishTime()}
+	return Meta{ProducerID: string(id), FirstSequence: seq, PublishTime: bt.PublishTime(), InOrder: bt.InOrder()}
 }
 
 // What goes in comes out, through every accessor, and the sizes told are the
@@ -201,7 +201,7 @@ func FuzzParse(f *testing.F) {
 			b = bytes.Clone(b)
 			binary.LittleEndian.PutUint16(b, Magic)
 			b[2] = Version
-			b[offFlags] &= flagIDs
+			b[offFlags] &= flagIDs | flagInOrder
 			binary.LittleEndian.PutUint32(b[offLength:], uint32(len(b)-offLength-4))
 			seal(b)
 			try(t, b)

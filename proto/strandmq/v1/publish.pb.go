@@ -43,7 +43,13 @@ type PublishRequest struct {
 	// messages may have any keys.
 	RecordBatch []byte `protobuf:"bytes,5,opt,name=record_batch,json=recordBatch,proto3" json:"record_batch,omitempty"`
 	// The partition of the record batch, as Route tells it.
-	Partition     uint32 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
+	Partition uint32 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
+	// What comes behind a message that is refused for good is not stored either,
+	// but refused with NOT_SENT, so that nothing has overtaken it when it was
+	// mended and the call is made again: all that follows in the call, or behind an
+	// id that is taken all that follows in its partition. Not with a producer_id,
+	// whose sequence does the same, nor with a record batch, which says so itself.
+	InOrder       bool `protobuf:"varint,7,opt,name=in_order,json=inOrder,proto3" json:"in_order,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -118,6 +124,13 @@ func (x *PublishRequest) GetPartition() uint32 {
 		return x.Partition
 	}
 	return 0
+}
+
+func (x *PublishRequest) GetInOrder() bool {
+	if x != nil {
+		return x.InOrder
+	}
+	return false
 }
 
 // PublishResponse has one result per message, in the order of the request.
@@ -300,7 +313,9 @@ type PublishBatch struct {
 	// A record batch instead of messages, as in PublishRequest.
 	RecordBatch []byte `protobuf:"bytes,5,opt,name=record_batch,json=recordBatch,proto3" json:"record_batch,omitempty"`
 	// The partition of the record batch.
-	Partition     uint32 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
+	Partition uint32 `protobuf:"varint,6,opt,name=partition,proto3" json:"partition,omitempty"`
+	// As in PublishRequest, for this batch.
+	InOrder       bool `protobuf:"varint,7,opt,name=in_order,json=inOrder,proto3" json:"in_order,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -375,6 +390,13 @@ func (x *PublishBatch) GetPartition() uint32 {
 		return x.Partition
 	}
 	return 0
+}
+
+func (x *PublishBatch) GetInOrder() bool {
+	if x != nil {
+		return x.InOrder
+	}
+	return false
 }
 
 // PublishStreamResponse carries the answers that are there.
@@ -822,7 +844,7 @@ var File_strandmq_v1_publish_proto protoreflect.FileDescriptor
 
 const file_strandmq_v1_publish_proto_rawDesc = "" +
 	"\n" +
-	"\x19strandmq/v1/publish.proto\x12\vstrandmq.v1\x1a\x19strandmq/v1/message.proto\"\xe1\x01\n" +
+	"\x19strandmq/v1/publish.proto\x12\vstrandmq.v1\x1a\x19strandmq/v1/message.proto\"\xfc\x01\n" +
 	"\x0ePublishRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x120\n" +
 	"\bmessages\x18\x02 \x03(\v2\x14.strandmq.v1.MessageR\bmessages\x12\x1f\n" +
@@ -830,7 +852,8 @@ const file_strandmq_v1_publish_proto_rawDesc = "" +
 	"producerId\x12%\n" +
 	"\x0efirst_sequence\x18\x04 \x01(\x04R\rfirstSequence\x12!\n" +
 	"\frecord_batch\x18\x05 \x01(\fR\vrecordBatch\x12\x1c\n" +
-	"\tpartition\x18\x06 \x01(\rR\tpartition\"r\n" +
+	"\tpartition\x18\x06 \x01(\rR\tpartition\x12\x19\n" +
+	"\bin_order\x18\a \x01(\bR\ainOrder\"r\n" +
 	"\x0fPublishResponse\x124\n" +
 	"\aresults\x18\x01 \x03(\v2\x1a.strandmq.v1.PublishResultR\aresults\x12)\n" +
 	"\x03run\x18\x02 \x01(\v2\x17.strandmq.v1.ReceiptRunR\x03run\"c\n" +
@@ -840,7 +863,7 @@ const file_strandmq_v1_publish_proto_rawDesc = "" +
 	"\ffirst_offset\x18\x02 \x01(\x04R\vfirstOffset\x12\x14\n" +
 	"\x05count\x18\x03 \x01(\rR\x05count\"K\n" +
 	"\x14PublishStreamRequest\x123\n" +
-	"\abatches\x18\x01 \x03(\v2\x19.strandmq.v1.PublishBatchR\abatches\"\xdf\x01\n" +
+	"\abatches\x18\x01 \x03(\v2\x19.strandmq.v1.PublishBatchR\abatches\"\xfa\x01\n" +
 	"\fPublishBatch\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x120\n" +
 	"\bmessages\x18\x02 \x03(\v2\x14.strandmq.v1.MessageR\bmessages\x12\x1f\n" +
@@ -848,7 +871,8 @@ const file_strandmq_v1_publish_proto_rawDesc = "" +
 	"producerId\x12%\n" +
 	"\x0efirst_sequence\x18\x04 \x01(\x04R\rfirstSequence\x12!\n" +
 	"\frecord_batch\x18\x05 \x01(\fR\vrecordBatch\x12\x1c\n" +
-	"\tpartition\x18\x06 \x01(\rR\tpartition\"R\n" +
+	"\tpartition\x18\x06 \x01(\rR\tpartition\x12\x19\n" +
+	"\bin_order\x18\a \x01(\bR\ainOrder\"R\n" +
 	"\x15PublishStreamResponse\x129\n" +
 	"\aresults\x18\x01 \x03(\v2\x1f.strandmq.v1.PublishBatchResultR\aresults\"\xed\x01\n" +
 	"\x12PublishBatchResult\x12\x14\n" +

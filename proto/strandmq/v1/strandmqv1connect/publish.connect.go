@@ -46,9 +46,9 @@ const (
 type PublishServiceClient interface {
 	// Publish stores a batch of messages, at most 1,000 and 4 MiB, and answers
 	// when each is on disk, fsynced, or refused. Messages are judged one by one:
-	// a refused one does not stop its neighbours. Messages of one key are stored
-	// in the order of the batch. A record batch is refused whole for what one of
-	// its records is.
+	// a refused one does not stop its neighbours, unless in_order is set. Messages
+	// of one key are stored in the order of the batch. A record batch is refused
+	// whole for what one of its records is.
 	Publish(context.Context, *v1.PublishRequest) (*v1.PublishResponse, error)
 	// PublishStream is Publish without waiting: batches are sent one after the
 	// other and answered as they become durable. What one stream sends for one
@@ -128,9 +128,9 @@ func (c *publishServiceClient) Route(ctx context.Context, req *v1.RouteRequest) 
 type PublishServiceHandler interface {
 	// Publish stores a batch of messages, at most 1,000 and 4 MiB, and answers
 	// when each is on disk, fsynced, or refused. Messages are judged one by one:
-	// a refused one does not stop its neighbours. Messages of one key are stored
-	// in the order of the batch. A record batch is refused whole for what one of
-	// its records is.
+	// a refused one does not stop its neighbours, unless in_order is set. Messages
+	// of one key are stored in the order of the batch. A record batch is refused
+	// whole for what one of its records is.
 	Publish(context.Context, *v1.PublishRequest) (*v1.PublishResponse, error)
 	// PublishStream is Publish without waiting: batches are sent one after the
 	// other and answered as they become durable. What one stream sends for one
