@@ -11,8 +11,8 @@
 // It promises that lines before a bad one were given out before the error, that
 // the error names the line, and that memory stays below the longest line
 // allowed. It refuses what would make a key uncertain: JSON that is broken,
-// text that is not UTF-8, a key field that is missing, null, compound, or there
-// twice.
+// text that is not UTF-8, a key field that is missing, null, compound, there
+// twice, or with half of a character.
 package ndjson
 
 import (
@@ -22,6 +22,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
+	"unicode/utf16"
 	"unicode/utf8"
 )
 
@@ -226,7 +228,45 @@ func scalar(field string, value json.RawMessage) (text, why string) {
 	if text == "" {
 		return "", fmt.Sprintf("the field %q is empty", field)
 	}
+	if half := halfSurrogate(value); half != "" {
+		return "", fmt.Sprintf("the field %q has %s, which is half of a character: write both halves, or the character itself", field, half)
+	}
 	return text, ""
+}
+
+// halfSurrogate finds an escape in a valid JSON string that is half of a pair
+// without the other half. It stands for no character, so decoders put U+FFFD in
+// its place, and different texts would become one.
+func halfSurrogate(value []byte) string {
+	for i := 0; i < len(value); i++ {
+		if value[i] != '\\' {
+			continue
+		}
+		r := escaped(value[i:])
+		if i++; r < 0 { // another escape, such as \\ itself
+			continue
+		}
+		if utf16.IsSurrogate(r) {
+			if utf16.DecodeRune(r, escaped(value[i+5:])) == utf8.RuneError {
+				return string(value[i-1 : i+5])
+			}
+			i += 6
+		}
+		i += 4
+	}
+	return ""
+}
+
+// escaped is the code of a \u escape that b begins with; -1: it does not.
+func escaped(b []byte) rune {
+	if len(b) < 6 || b[0] != '\\' || b[1] != 'u' {
+		return -1
+	}
+	n, err := strconv.ParseUint(string(b[2:6]), 16, 16)
+	if err != nil {
+		return -1
+	}
+	return rune(n)
 }
 
 // syntax says what is wrong with JSON that is not valid.

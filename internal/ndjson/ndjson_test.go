@@ -144,3 +144,22 @@ func FuzzReader(f *testing.F) {
 		}
 	})
 }
+
+// A key with half of a surrogate pair would become one with U+FFFD in its place,
+// as any other such key would.
+func TestHalvesOfCharacters(t *testing.T) {
+	for _, c := range []struct{ value, key string }{ // no key: refused
+		{`a\ud800`, ""}, {`a\udfff`, ""}, {`\udc00\ud800`, ""}, {`\ud800\ud800\udc00`, ""}, {`\ud83d\ude00\ud83d`, ""},
+		{`\ud800x\udc00`, ""}, {`\ud800\n\udc00`, ""}, {`\\\ud800`, ""}, {`\uD800\u0041`, ""},
+		{`\ud83d\ude00`, "😀"}, {`\uD83D\uDE00b`, "😀b"}, {`a\ufffd`, "a\ufffd"}, {"a\ufffd", "a\ufffd"},
+		{`\\ud800`, `\ud800`}, {`\u005cud800`, `\ud800`}, {`\\\\udfff`, `\\udfff`}, {`\u0041`, "A"},
+	} {
+		for _, cfg := range []Config{{KeyField: "k"}, {IDField: "k"}} {
+			l, err := NewReader(strings.NewReader(`{"k":"`+c.value+`"}`), cfg).Next()
+			var bad *Error
+			if c.key == "" && (!errors.As(err, &bad) || !strings.Contains(bad.Why, "half of a character")) || c.key != "" && (err != nil || l.Key+l.ID != c.key) {
+				t.Errorf("%s: %q, %v", c.value, l.Key+l.ID, err)
+			}
+		}
+	}
+}
