@@ -157,7 +157,7 @@ hand, elsewhere with --confirm.`,
 		if dry {
 			a.talk("nothing was changed; this would be made anew:")
 		} else {
-			if err := a.confirmed(name, confirm, "Giving up what node "+name+" holds"); err != nil {
+			if err := a.confirmed(cmd.Context(), name, confirm, "Giving up what node "+name+" holds"); err != nil {
 				return err
 			}
 			req.DryRun = false
@@ -199,7 +199,7 @@ first. The name has to be typed again: at a terminal by hand, elsewhere with
 		if dry {
 			a.talk("nothing was changed; node %s holds nothing and could be removed", name)
 		} else {
-			if err := a.confirmed(name, confirm, "Removing node "+name); err != nil {
+			if err := a.confirmed(cmd.Context(), name, confirm, "Removing node "+name); err != nil {
 				return err
 			}
 			req.DryRun = false

@@ -243,7 +243,7 @@ again: at a terminal by hand, elsewhere with --confirm.`,
 			if err := a.knownGroup(cmd, args); err != nil {
 				return err
 			}
-			if err := a.confirmed(args[1], confirm, "Discarding all dead letters of group "+args[1]); err != nil {
+			if err := a.confirmed(cmd.Context(), args[1], confirm, "Discarding all dead letters of group "+args[1]); err != nil {
 				return err
 			}
 			confirm = args[1]

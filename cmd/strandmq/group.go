@@ -580,7 +580,7 @@ stay. The name has to be typed again: at a terminal by hand, elsewhere with
 		if err := a.knownGroup(cmd, args); err != nil {
 			return err
 		}
-		if err := a.confirmed(args[1], confirm, "Deleting group "+args[1]+" of topic "+args[0]+" with its dead letters"); err != nil {
+		if err := a.confirmed(cmd.Context(), args[1], confirm, "Deleting group "+args[1]+" of topic "+args[0]+" with its dead letters"); err != nil {
 			return err
 		}
 		res, err := ask(cmd.Context(), a.dial().groups.DeleteGroup, &strandmqv1.DeleteGroupRequest{Topic: args[0], Group: args[1], Confirm: args[1]})

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 	"unsafe"
 )
 
@@ -48,22 +49,30 @@ func openTerminal(t *testing.T) (held, person *os.File) {
 	return held, person
 }
 
-// atTerminal runs a command with a terminal on all three streams, types into it,
-// and returns what the screen got.
-func atTerminal(t *testing.T, env []string, typed string, args ...string) (screen string, code int) {
+// strandmqCommand is a command line to run: the test binary is strandmq under that
+// name, see TestMain.
+func strandmqCommand(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	held, person := openTerminal(t)
 	self, err := os.Executable()
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The test binary is strandmq under that name: see TestMain.
 	cmd := exec.Command(self, args...)
 	cmd.Args[0] = "strandmq"
 	if path, err := exec.LookPath("strandmq"); err == nil {
 		cmd.Path = path
 	}
-	cmd.Env = append(append(os.Environ(), "TERM=xterm-256color", "COLORTERM=truecolor"), env...)
+	cmd.Env = os.Environ()
+	return cmd
+}
+
+// atTerminal runs a command with a terminal on all three streams, types into it,
+// and returns what the screen got.
+func atTerminal(t *testing.T, env []string, typed string, args ...string) (screen string, code int) {
+	t.Helper()
+	held, person := openTerminal(t)
+	cmd := strandmqCommand(t, args...)
+	cmd.Env = append(append(cmd.Env, "TERM=xterm-256color", "COLORTERM=truecolor"), env...)
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = person, person, person
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -127,5 +136,50 @@ func TestAtATerminal(t *testing.T) {
 	screen, code = on(nil, "trips\n", "topic", "delete", "trips")
 	if code != exitDone || !strings.Contains(screen, "topic trips deleted") {
 		t.Errorf("code %d\n%s", code, screen)
+	}
+}
+
+// Ctrl-C ends a question: every command that has a name typed again asks by
+// confirmed.
+func TestCtrlCAtAQuestion(t *testing.T) {
+	server := scriptBroker(t)
+	if code, _, talk := strandmq(t, server, "", "topic", "create", "trips", "--partitions", "1"); code != 0 {
+		t.Fatal(talk)
+	}
+	if code, _, talk := strandmq(t, server, "", "group", "create", "trips", "g"); code != 0 {
+		t.Fatal(talk)
+	}
+	for _, args := range [][]string{
+		{"topic", "delete", "trips"}, {"group", "delete", "trips", "g"}, {"dead", "discard", "trips", "g", "--all"},
+	} {
+		held, person := openTerminal(t)
+		cmd := strandmqCommand(t, append([]string{"--server", server}, args...)...)
+		cmd.Env = append(cmd.Env, "TERM=xterm")
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = person, person, person
+		// The terminal is the command's own, so that what is typed can be a signal.
+		cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true, Ctty: 0}
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		person.Close()
+		tooLong := time.AfterFunc(time.Minute, func() { _ = cmd.Process.Kill() })
+		var screen strings.Builder
+		for asked, b := false, make([]byte, 4096); ; {
+			n, err := held.Read(b)
+			screen.Write(b[:n])
+			if !asked && strings.Contains(screen.String(), "to go on: ") {
+				asked = true
+				if _, err := held.WriteString("\x03"); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err != nil { // the last holder closed it
+				break
+			}
+		}
+		_ = cmd.Wait()
+		if !tooLong.Stop() || cmd.ProcessState.ExitCode() != exitFailed || !strings.Contains(screen.String(), "strandmq: interrupted: nothing was deleted") {
+			t.Errorf("%v: code %d\n%s", args, cmd.ProcessState.ExitCode(), screen.String())
+		}
 	}
 }

@@ -300,7 +300,7 @@ to be typed again: at a terminal by hand, elsewhere with --confirm.`,
 		if _, err := ask(cmd.Context(), a.dial().topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: args[0]}); isReason(err, "UNKNOWN_TOPIC") {
 			return err
 		}
-		if err := a.confirmed(args[0], confirm, "Deleting topic "+args[0]+" with its messages, groups and dead letters"); err != nil {
+		if err := a.confirmed(cmd.Context(), args[0], confirm, "Deleting topic "+args[0]+" with its messages, groups and dead letters"); err != nil {
 			return err
 		}
 		res, err := ask(cmd.Context(), a.dial().topics.DeleteTopic, &strandmqv1.DeleteTopicRequest{Topic: args[0], Confirm: args[0]})
