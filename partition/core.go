@@ -239,7 +239,8 @@ func (c *core) receive(f Frame) {
 	case frameAppend, frameHeartbeat, frameSleep:
 		// Who leads and is down is a leader no more, although some of what it says
 		// still comes: it hears no answer, or its disk does not come back.
-		if known, up := c.heard(f.From.Node()); known && !up {
+		n := f.From.Node()
+		if known, up := c.heard(n); known && !up && (!c.peers[n].up || c.canDoWithout(r, n)) {
 			return
 		}
 	}

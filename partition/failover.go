@@ -37,8 +37,7 @@ const (
 // peer is another node as the transport knows it.
 type peer struct {
 	up    bool
-	hangs uint64 // it said that its disk hangs, which counts until that tick
-	stuck uint64 // and is taken for down for it, until that tick
+	stuck uint64 // its disk hangs, until that tick
 	unfit uint64 // it should lead nothing that another can, until that tick
 }
 
@@ -91,14 +90,14 @@ func (c *core) rouseOn(n NodeID) {
 // down tells that a node is not there any more.
 func (c *core) down(n NodeID) {
 	c.peer(n).up = false
-	c.bereave(n)
+	c.bereave(n, func(*replica) bool { return true })
 }
 
-// bereave has others lead what a node led.
-func (c *core) bereave(n NodeID) {
+// bereave has others lead what a node led, where that may be.
+func (c *core) bereave(n NodeID, may func(*replica) bool) {
 	for _, r := range c.order {
 		switch {
-		case r.fault != nil || !r.isOn(n):
+		case r.fault != nil || !r.isOn(n) || !may(r):
 		case r.leader.Node() == n:
 			c.forget(r)
 		case r.isLead:

@@ -25,15 +25,12 @@ const (
 )
 
 // stuck tells that a node is there, and its disk is not: what it leads stands
-// still. Who is no better off does nothing about it, since all disks may be one.
+// still. Where those whose disks are well are too few to elect another, it goes on
+// leading: its disk may only be slow, as all may be, and it is all there is.
 func (c *core) stuck(n NodeID) {
 	p := c.peer(n)
-	p.hangs, p.unfit = c.ticks+stuckTicks, c.ticks+frailTicks
-	if c.hangs {
-		return
-	}
-	p.stuck = p.hangs
-	c.bereave(n)
+	p.stuck, p.unfit = c.ticks+stuckTicks, c.ticks+frailTicks
+	c.bereave(n, func(r *replica) bool { return c.canDoWithout(r, n) })
 }
 
 // saidUnfit tells that a node is there and should lead nothing for now.
@@ -100,7 +97,7 @@ func (c *core) letGo() {
 			s.info.Leader, s.info.Leading = leader.Node(), s.info.Leading && leads
 			s.mu.Unlock()
 		}
-		if !r.isLead || leads && !c.canDoWithout(r) {
+		if !r.isLead || leads && !c.canDoWithout(r, c.cfg.Node) {
 			continue
 		}
 		if leads {
@@ -127,11 +124,16 @@ func (c *core) letGo() {
 	}
 }
 
-// canDoWithout tells whether the others of a partition are enough to elect one of them.
-func (c *core) canDoWithout(r *replica) bool {
+// canDoWithout tells whether the voters of a partition that are there, with disks that
+// are well, are enough to elect one of them without a node.
+func (c *core) canDoWithout(r *replica, n NodeID) bool {
 	sound := 0
 	for _, v := range r.voters {
-		if _, up := c.heard(v.Node()); v != r.self && up && c.ticks >= c.peers[v.Node()].hangs {
+		_, up := c.heard(v.Node())
+		if v == r.self {
+			up = !c.hangs
+		}
+		if up && v.Node() != n {
 			sound++
 		}
 	}
