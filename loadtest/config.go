@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/internal/check"
+	"github.com/strandmq/strandmq/internal/names"
 	"github.com/strandmq/strandmq/internal/quantity"
 )
 
@@ -116,6 +117,11 @@ func (c Config) Validate() error {
 			faults = append(faults, fmt.Errorf(format, args...))
 		}
 	}
+	if c.Topic != "" {
+		if err := names.Topic(c.Topic); err != nil {
+			faults = append(faults, err)
+		}
+	}
 	want(c.Producers >= 1 && c.Producers <= 1000, "producers: %d; from 1 to 1,000", c.Producers)
 	want(c.Groups >= 0 && c.Groups <= 100, "groups: %d; from 0 to 100", c.Groups)
 	want(c.Members >= 1 && c.Members <= 1000, "members: %d; from 1 to 1,000", c.Members)
@@ -132,6 +138,7 @@ func (c Config) Validate() error {
 	want(c.Nack >= 0 && c.Lapse >= 0 && c.Nack+c.Lapse < 100, "nack and lapse: %v and %v percent; together below 100, or nothing is ever done", c.Nack, c.Lapse)
 	want(c.Crash == 0 || c.Crash >= 10*time.Millisecond, "crash: every %v; at least every 10ms", c.Crash)
 	want(c.Crash == 0 || c.Groups > 0, "crash: there are no members without groups")
+	want(c.Nack == 0 && c.Lapse == 0 || c.Groups > 0, "nack and lapse: without groups there are no deliveries")
 	want(c.AckDeadline >= 100*time.Millisecond, "ack-deadline: %v; at least 100ms", c.AckDeadline)
 	want(c.Away > 0 && c.Backoff > 0 && c.RetryFor > 0 && c.DrainFor > 0, "spans of time must not be negative")
 	if m := c.Memory(); m > MaxMemory {

@@ -153,6 +153,9 @@ func TestConfig(t *testing.T) {
 		{Config{Keys: 100_000_000, Producers: 4, Groups: 1}, "keys, producers and groups"},
 		{Config{Batch: 1000, Size: 1 << 20}, "4 MiB"},
 		{Config{Crash: time.Second}, "no members"},
+		{Config{Nack: 5}, "no deliveries"},
+		{Config{Lapse: 5}, "no deliveries"},
+		{Config{Topic: ".x"}, `topic ".x"`},
 	} {
 		if err := c.c.Validate(); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%+v: %v, want %q", c.c, err, c.want)

@@ -213,7 +213,7 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 	rep, err := loadtest.Run(cmd.Context(), c, broker)
 	show.board.settle()
 	if rep == nil {
-		return err
+		return cannotRun(err)
 	}
 	if perr := a.showLoad(rep, c.Keep); perr != nil {
 		err = errors.Join(err, perr)
@@ -222,6 +222,20 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 		return fmt.Errorf("the run ended early: %w", err)
 	}
 	return verdictError(rep)
+}
+
+// cannotRun is the error of a run that did not begin. What the broker refuses for
+// what it is, such as more partitions than a topic may have, is wrong usage, as it
+// is when the load finds out by itself.
+func cannotRun(err error) error {
+	var r *loadtest.Refusal
+	if errors.As(err, &r) {
+		switch r.Reason {
+		case "BAD_NAME", "BAD_VALUE", "BAD_POLICY":
+			return usagef("this load cannot be run:\n%s", r.Text)
+		}
+	}
+	return err
 }
 
 // way gives the transport that the flags ask for.

@@ -91,7 +91,7 @@ func (a *app) runShape(cmd *cobra.Command, f *loadFlags) error {
 	rep, err := loadtest.RunShape(cmd.Context(), a.server, s, c, nil)
 	show.board.settle()
 	if rep == nil {
-		return err
+		return cannotRun(err)
 	}
 	if perr := a.showLoad(rep, c.Keep); perr != nil {
 		err = errors.Join(err, perr)
