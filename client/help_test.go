@@ -3,7 +3,6 @@ package client_test
 import (
 	"context"
 	"fmt"
-	"io"
 	"net"
 	"net/url"
 	"sync"
@@ -101,6 +100,7 @@ type relay struct {
 	target string
 	held   chan struct{} // nil: bytes to the broker pass; else they wait until it is closed
 	conns  map[net.Conn]bool
+	over   bool
 	wg     sync.WaitGroup
 }
 
@@ -113,13 +113,19 @@ func newRelay(t testing.TB, target string) *relay {
 	r := &relay{URL: "http://" + l.Addr().String(), l: l, conns: map[net.Conn]bool{}}
 	r.lead(t, target)
 	r.wg.Go(r.accept)
-	t.Cleanup(func() {
-		_ = l.Close()
-		r.pass()
-		r.cut()
-		r.wg.Wait()
-	})
+	t.Cleanup(r.stop)
 	return r
+}
+
+// stop breaks all connections and takes no more.
+func (r *relay) stop() {
+	_ = r.l.Close()
+	r.mu.Lock()
+	r.over = true
+	r.mu.Unlock()
+	r.pass()
+	r.cut()
+	r.wg.Wait()
 }
 
 // lead leads to the broker at a URL; "" to none.
@@ -179,6 +185,9 @@ func (r *relay) accept() {
 			continue
 		}
 		r.mu.Lock()
+		if r.over { // it came just before the listener was closed
+			_, _ = in.Close(), out.Close()
+		}
 		r.conns[in], r.conns[out] = true, true
 		r.mu.Unlock()
 		r.wg.Go(func() { r.copy(out, in, true) })
@@ -207,9 +216,6 @@ func (r *relay) copy(to, from net.Conn, holds bool) {
 			}
 		}
 		if err != nil {
-			if err != io.EOF { //nolint:errorlint // a connection gives it as it is
-				return
-			}
 			return
 		}
 	}

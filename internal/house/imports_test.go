@@ -165,6 +165,10 @@ var fences = []fence{
 		tests: []string{"partition", "consumer", "coordinator", "internal/broker"},
 		why:   "only partition/logstore knows Pebble; take its types, such as logstore.FS (tests may use Pebble's crashable and failing filesystems)",
 	},
+	{
+		module: "go.opentelemetry.io", only: []string{"client/oteltracing"},
+		why: "programs that import the client link OpenTelemetry only if they ask for it: use client.Tracing",
+	},
 }
 
 func TestFences(t *testing.T) {
