@@ -32,7 +32,8 @@ type App interface {
 
 // Breaker is an App that others wait for, and that tells them why its partition
 // stops: Break comes just before the last Lead. The App's state is not to be
-// trusted then.
+// trusted then. Where there are other replicas, one of them leads next, and it does not
+// come.
 type Breaker interface{ Break(why *ErrDamaged) }
 
 // Unheard is an event whose sender waits for the App: it is told when no App

@@ -134,9 +134,19 @@ func (c *core) replica(id PartitionID) (*replica, error) {
 	return r, nil
 }
 
+// taker returns one that takes what is for the leader. Where one that stopped has others,
+// one of those leads.
+func (c *core) taker(id PartitionID) (*replica, error) {
+	r, err := c.replica(id)
+	if x := c.replicas[id]; err != nil && x != nil && x.shared() {
+		err = &ErrNotLeader{Partition: id}
+	}
+	return r, err
+}
+
 // enqueue takes a proposal. It is answered in any case.
 func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
-	r, err := c.replica(id)
+	r, err := c.taker(id)
 	if err != nil {
 		c.answers = append(c.answers, answer{shelf: sh, p: p, err: err})
 		return
@@ -157,7 +167,7 @@ func (c *core) enqueue(id PartitionID, sh *shelf, p *proposal) {
 
 // post takes an event for a partition's App; false if there is none to take it.
 func (c *core) post(id PartitionID, ev any) bool {
-	r, err := c.replica(id)
+	r, err := c.taker(id)
 	if err != nil {
 		unheard(ev, err)
 		return false
@@ -507,7 +517,7 @@ func (c *core) fail(r *replica, err error) {
 	if r.leading {
 		r.leading = false
 		err := c.guard(r, func() error {
-			if b, ok := r.app.(Breaker); ok {
+			if b, ok := r.app.(Breaker); ok && !r.shared() {
 				b.Break(d)
 			}
 			r.app.Lead(false)
@@ -518,16 +528,27 @@ func (c *core) fail(r *replica, err error) {
 		}
 	}
 	r.resign()
-	r.stop(d, &ErrOutcomeUnknown{Partition: r.id, Why: "the partition stopped"})
+	queued := error(d)
+	if r.shared() {
+		queued = &ErrNotLeader{Partition: r.id} // the others go on, and one of them leads
+	}
+	r.stop(queued, &ErrOutcomeUnknown{Partition: r.id, Why: "the partition stopped"})
 	r.tellRole()
 	r.shelf.mu.Lock()
-	r.shelf.fault = d
-	r.shelf.info.Fault = d.Why
+	r.shelf.fault = queued
+	r.shelf.info.Fault, r.shelf.info.Damaged = d.Why, d.Newer == nil
+	r.shelf.info.Leader, r.shelf.info.Leading = 0, false
+	if r.named {
+		r.shelf.info.Replica = r.self
+	}
 	r.shelf.mu.Unlock()
 	c.since -= r.since
 	r.since = 0
 	r.rows.over.leave()
 }
+
+// shared tells whether there are other replicas, which go on when this one stops.
+func (r *replica) shared() bool { return len(r.members) > 1 }
 
 // drop deletes a partition. The write has to be synced like pump's.
 func (c *core) drop(id PartitionID) (*write, error) {

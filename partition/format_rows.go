@@ -215,6 +215,7 @@ const (
 	metaApplied    byte = 'a' // what the rows of the log tier include
 	metaCheckpoint byte = 'k' // what the App's rows include
 	metaReplica    byte = 'i' // the replica's own id, if it is not the first one on its node
+	metaCondemned  byte = 'd' // why the replica is not to be trusted any more, in words
 )
 
 // appliedRow is the log tier's state: written in the batch of its effects.

@@ -69,17 +69,18 @@ type LogEntry struct {
 // Info is a partition's state as operators see it.
 type Info struct {
 	Position   Position
-	Bytes      uint64 // of record batches kept
-	Oldest     Millis // publish time of the first message kept; 0: there is none
-	Duplicates uint64 // records suppressed as repeats since the partition began
-	Replica    ReplicaID
-	Leader     NodeID // 0: not known
-	Leading    bool   // it leads, and has applied all that was committed before
+	Bytes      uint64    // of record batches kept
+	Oldest     Millis    // publish time of the first message kept; 0: there is none
+	Duplicates uint64    // records suppressed as repeats since the partition began
+	Replica    ReplicaID // 0: it stopped before it knew
+	Leader     NodeID    // 0: not known
+	Leading    bool      // it leads, and has applied all that was committed before
 	Term       uint64
 	Voters     []ReplicaID // whose votes and disks count; must not be changed
 	Learners   []ReplicaID // who are fed and do not count
 	Followers  []Follower  // the others, as the leader knows them; elsewhere none
 	Fault      string      // why it stopped; empty: it works
+	Damaged    bool        // it stopped since what it has cannot be trusted, and not for a newer version's rows
 	FirstIndex Index       // first entry kept
 	LastIndex  Index       // last entry written, applied or not
 	Checkpoint Index       // a restart applies the entries behind this one again

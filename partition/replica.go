@@ -84,6 +84,7 @@ type replica struct {
 	taking  *takenSnapshot      // it came, and raft decides about it or has decided
 
 	fault *ErrDamaged
+	named bool // self is what the rows say
 	gone  bool
 }
 

@@ -48,6 +48,13 @@ func (c *core) restore(r *replica) error {
 	if r.self, err = decodeReplicaRow(b, c.cfg.Node); err != nil {
 		return err
 	}
+	r.named = true
+	if b, err = c.store.Meta(p, metaCondemned); err != nil {
+		return err
+	}
+	if b != nil {
+		return &ErrDamaged{Partition: r.id, Why: string(b)}
+	}
 	if b, err = c.store.Meta(p, metaApplied); err != nil {
 		return err
 	}

@@ -66,7 +66,7 @@ type shelf struct {
 	info    Info
 	buckets buckets  // where the rows of message ids lie
 	pos     Position // what readers may see: applied, and the rows of it committed
-	fault   error    // *ErrDamaged: the partition stopped
+	fault   error    // the partition stopped: *ErrDamaged, or *ErrNotLeader where there are other replicas
 }
 
 // position returns what readers may see.

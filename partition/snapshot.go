@@ -139,7 +139,7 @@ func (n neededSnapshot) begin(e *logstore.Export) error {
 		return err
 	}
 	index := uint64(state.index)
-	return e.Begin(index, []byte{metaReplica}, func(term uint64) ([]byte, error) {
+	return e.Begin(index, []byte{metaReplica, metaCondemned}, func(term uint64) ([]byte, error) {
 		from, to := uint64(n.from), uint64(n.to)
 		return proto.MarshalOptions{Deterministic: true}.Marshal(&raftpb.Message{
 			Type: raftpb.MsgSnap.Enum(), From: &from, To: &to, Term: &n.term,

@@ -14,6 +14,7 @@ type Damage struct {
 	File   string // empty if no one file is to blame
 	What   string
 	Ranges []Range
+	Bound  bool // the ranges are what the file may hold: the scrub tells what is damaged of it
 	Found  time.Time
 }
 
@@ -37,11 +38,21 @@ func (s *Store) reportDamage(d *ErrDamaged) {
 	told, full := s.told[key], len(s.told) >= maxDamage
 	if !told && !full {
 		s.told[key] = true
-		s.damage = append(s.damage, Damage{File: d.File, What: d.What, Ranges: d.Ranges, Found: time.Now()})
+		s.damage = append(s.damage, Damage{File: d.File, What: d.What, Ranges: d.Ranges, Bound: d.bound, Found: time.Now()})
+	}
+	if told && !d.bound {
+		// It was looked at since, and all of it is damaged.
+		for i := range s.damage {
+			x := &s.damage[i]
+			x.Bound = x.Bound && damageKey(x.File, x.What, x.Ranges) != key
+		}
 	}
 	s.damageMu.Unlock()
 	if told {
 		return
+	}
+	if d.bound {
+		s.scrubSoon()
 	}
 	d.Names = s.called()
 	affected := make([]string, 0, len(d.Ranges))
@@ -96,7 +107,7 @@ func (s *Store) rotInBackground(rot *rotError) {
 
 func (s *Store) nameRot(rot *rotError) {
 	s.reportDamage(&ErrDamaged{
-		Dir: s.cfg.Dir, File: rot.file, What: "a compaction met data that does not read", Ranges: s.rangesOf(rot.file), Err: rot,
+		Dir: s.cfg.Dir, File: rot.file, What: "a compaction met data that does not read", Ranges: s.rangesOf(rot.file), bound: true, Err: rot,
 	})
 }
 

@@ -103,6 +103,8 @@ type ErrDamaged struct {
 
 	Names map[uint64]string // what people call the partitions, where that is known
 	Way   string            // what to do; empty: to restore the folder
+
+	bound bool // Ranges are what the file may hold, and not what was looked at
 }
 
 // Brief is what is wrong and in which file, for who knows of what and what to do.

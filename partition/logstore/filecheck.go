@@ -43,7 +43,7 @@ func (s *Store) checkFiles(dir string, m *manifestState) error {
 		if d == nil {
 			continue
 		}
-		d.Ranges = tidy(files[f])
+		d.Ranges, d.bound = tidy(files[f]), true
 		s.unsure = s.unsure || isTable(f.name)
 		if !lost {
 			continue

@@ -36,6 +36,7 @@ func Open(cfg Config) (*Store, error) {
 		registry:   registry{known: make(map[uint64]bool), gone: make(map[uint64]uint64)},
 		drained:    make(chan struct{}, 1),
 		wake:       make(chan struct{}, 1),
+		scrubNow:   make(chan struct{}, 1),
 	}
 	s.merges = newCompactions(s.cfg.pause)
 	s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail, merges: s.merges}

@@ -103,7 +103,7 @@ func (s *Store) listener() *pebble.EventListener {
 		DataCorruption: func(i pebble.DataCorruptionInfo) {
 			d := s.damageOf(i.Details)
 			d.File = s.cfg.FS.PathBase(i.Path)
-			d.Ranges = rangesBetween(i.Bounds.Start, i.Bounds.End.Key)
+			d.Ranges, d.bound = rangesBetween(i.Bounds.Start, i.Bounds.End.Key), true
 			s.reportDamage(d)
 		},
 		WALCreated: func(pebble.WALCreateInfo) { s.pace.rotated() },

@@ -384,7 +384,7 @@ func (s *Store) readError(err error, r Range) error {
 		d := s.damaged("stored data does not read", rot, r)
 		d.File = rot.file
 		if r == (Range{}) {
-			d.Ranges = s.rangesOf(rot.file)
+			d.Ranges, d.bound = s.rangesOf(rot.file), true
 		}
 		s.reportDamage(d)
 		return d
@@ -394,7 +394,7 @@ func (s *Store) readError(err error, r Range) error {
 		if info := pebble.ExtractDataCorruptionInfo(err); info != nil {
 			d.File = s.cfg.FS.PathBase(info.Path)
 			if r == (Range{}) {
-				d.Ranges = rangesBetween(info.Bounds.Start, info.Bounds.End.Key)
+				d.Ranges, d.bound = rangesBetween(info.Bounds.Start, info.Bounds.End.Key), true
 			}
 		}
 		s.reportDamage(d)

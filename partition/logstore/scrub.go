@@ -110,13 +110,13 @@ func (s *Store) saveScrub() {
 func (s *Store) scrub(stop, stopped chan struct{}) {
 	defer close(stopped)
 	w := &scrubber{s: s, stop: stop}
-	if !w.sleep(min(s.cfg.ScrubEvery, quietStart)) {
+	if !w.rest(min(s.cfg.ScrubEvery, quietStart)) {
 		return
 	}
 	for {
 		st := s.Scrub()
 		if st.Began.IsZero() && !st.Last.IsZero() {
-			if !w.sleep(time.Until(st.Last.Add(s.cfg.ScrubEvery))) {
+			if !w.rest(time.Until(st.Last.Add(s.cfg.ScrubEvery))) {
 				return
 			}
 		}
@@ -167,6 +167,33 @@ func (w *scrubber) sleep(d time.Duration) bool {
 	case <-w.s.failedCh:
 	}
 	return false
+}
+
+// rest is sleep that ends when there is something to look at.
+func (w *scrubber) rest(d time.Duration) bool {
+	if d <= 0 {
+		return w.sleep(d)
+	}
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-w.s.scrubNow:
+		return true
+	case <-w.stop:
+	case <-w.s.failedCh:
+	}
+	return false
+}
+
+// scrubSoon has a pass begin if none is under way: a file is damaged, and what of it that
+// concerns is not known. One that is under way may have passed by: another follows.
+func (s *Store) scrubSoon() {
+	select {
+	case s.scrubNow <- struct{}{}:
+	default:
+	}
 }
 
 // pace accounts for what was read, and waits.

@@ -73,6 +73,7 @@ type Store struct {
 	scrubbed  ScrubState // guarded by scrubMu
 	scrubOnce sync.Once
 	scrubStop chan struct{} // nil when there is no scrub
+	scrubNow  chan struct{} // holds one: something is to be looked at
 	scrubDone chan struct{}
 }
 
