@@ -161,7 +161,10 @@ func picture(m *Map, silent func(partition.NodeID) partition.Millis) placement.P
 		}
 		one := placement.Partition{ID: p.ID, Topic: topic, Replicas: p.Nodes(), Want: want, Moving: p.Moving()}
 		for _, l := range p.Leaving {
-			if l.Out {
+			if l.ID == p.Rebuild.ID {
+				// It comes again, by itself.
+				one.Replicas, one.Moving = append(one.Replicas, l.ID.Node()), true
+			} else if l.Out {
 				one.Erasing = append(one.Erasing, l.ID.Node())
 			} else {
 				one.Leaving = append(one.Leaving, l.ID.Node())
@@ -176,7 +179,7 @@ func picture(m *Map, silent func(partition.NodeID) partition.Millis) placement.P
 		}
 		for i := range t.Partitions {
 			p := &t.Partitions[i]
-			add(p, uint64(t.ID), placement.Wanted(t.Config.Replication, len(p.Replicas), active))
+			add(p, uint64(t.ID), placement.Wanted(t.Config.Replication, p.replicas(), active))
 		}
 	}
 	return pic

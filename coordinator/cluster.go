@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 
 	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/partition"
@@ -284,6 +285,16 @@ func (c *Coordinator) Left(ctx context.Context, id partition.PartitionID, r part
 		PartitionId: uint64(id), Replica: uint64(r),
 	}}})
 	return err
+}
+
+// Damaged says that a replica on a node cannot be trusted any more: it leaves, is
+// erased when its vote is taken, and another one takes its place on that node. The node
+// says so. Saying it again succeeds. Errors: *ErrNotFound, *ErrBusy, *ErrConflict where it
+// cannot be made anew now (Partition.NoRebuild).
+func (c *Coordinator) Damaged(ctx context.Context, id partition.PartitionID, r partition.ReplicaID, why string) (*Partition, error) {
+	return c.place(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_DamagedReplica{DamagedReplica: &storagev1.DamagedReplica{
+		PartitionId: uint64(id), Replica: uint64(r), Why: strings.ToValidUTF8(why, "?"),
+	}}})
 }
 
 func (c *Coordinator) node(ctx context.Context, cmd *storagev1.MetadataCommand) (*Node, error) {

@@ -107,6 +107,10 @@ func (s *scenario) cluster(d *datadriven.TestData, arg func(int) string, num fun
 		node, incarnation, _ := strings.Cut(arg(1), ".")
 		inc, _ := strconv.ParseUint(incarnation, 10, 32)
 		return "", s.c.Left(ctx, partitionArg(arg(0)), partition.NewReplicaID(nodeArg(node), uint32(inc)))
+	case "damaged":
+		node, incarnation, _ := strings.Cut(arg(1), ".")
+		inc, _ := strconv.ParseUint(incarnation, 10, 32)
+		return placeText(s.c.Damaged(ctx, partitionArg(arg(0)), partition.NewReplicaID(nodeArg(node), uint32(inc)), "a block of "+arg(1)))
 	case "settle-all":
 		return "", s.settleAll(ctx)
 	case "reach", "miss":
@@ -217,6 +221,20 @@ func clusterCommand(t *rapid.T, next counters, m *Map, cmd *storagev1.MetadataCo
 		cmd.Command = &storagev1.MetadataCommand_SettleReplicas{SettleReplicas: settle}
 	case 39:
 		cmd.Command = &storagev1.MetadataCommand_LeftReplica{LeftReplica: &storagev1.LeftReplica{PartitionId: part(), Replica: uint64(partition.NewReplicaID(partition.NodeID(node()), rapid.Uint32Range(0, 2).Draw(t, "incarnation")))}}
+	case 41, 42, 43:
+		id := part()
+		r := uint64(partition.NewReplicaID(partition.NodeID(node()), rapid.Uint32Range(0, 2).Draw(t, "incarnation")))
+		if p, ok := m.Partition(partition.PartitionID(id)); ok && len(p.Replicas) > 0 && kind > 41 {
+			r = uint64(rapid.SampledFrom(p.Replicas).Draw(t, "replica"))
+		}
+		cmd.Command = &storagev1.MetadataCommand_DamagedReplica{DamagedReplica: &storagev1.DamagedReplica{PartitionId: id, Replica: r, Why: "a block"}}
+	case 44:
+		id := part()
+		if p, ok := m.Partition(partition.PartitionID(id)); ok && p.Rebuild.ID != 0 {
+			cmd.Command = &storagev1.MetadataCommand_LeftReplica{LeftReplica: &storagev1.LeftReplica{PartitionId: id, Replica: uint64(p.Rebuild.ID)}}
+			break
+		}
+		cmd.Command = &storagev1.MetadataCommand_SettleReplicas{SettleReplicas: &storagev1.SettleReplicas{Settled: []*storagev1.Settled{{PartitionId: id, Placement: placement(id)}}}}
 	case 40:
 		list := &storagev1.NodeList{Nodes: rapid.SliceOfN(rapid.Uint64Range(1, max(uint64(next.node), 1)), 1, 3).Draw(t, "nodes")}
 		cmd.Command = &storagev1.MetadataCommand_CreateTopic{CreateTopic: &storagev1.CreateTopic{Name: "a", Partitions: 2, Placements: []*storagev1.NodeList{list, list}}}
@@ -282,8 +300,8 @@ func soundCluster(mc *machine) error {
 		if len(p.Replicas) > 0 && !voters {
 			return fmt.Errorf("%v: nobody that is left has ever voted", p.ID)
 		}
-		if n := len(p.Replicas); n == 2 || n == 4 {
-			return fmt.Errorf("%v has %d replicas", p.ID, n)
+		if n := len(p.Replicas); n > 0 && (n%2 == 0) != p.comesAgain(p.Rebuild.ID.Node()) {
+			return fmt.Errorf("%v has %d replicas, and %v is made anew", p.ID, n, p.Rebuild.ID)
 		}
 		if m.Deleted(p.ID) {
 			return fmt.Errorf("%v is here and taken for deleted", p.ID)

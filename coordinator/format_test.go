@@ -24,7 +24,7 @@ func TestFormatPageIsComplete(t *testing.T) {
 	for _, m := range []proto.Message{
 		&storagev1.ClusterRow{}, &storagev1.TopicRow{}, &storagev1.PartitionRow{},
 		&storagev1.GroupRow{}, &storagev1.MemberRow{}, &storagev1.ShareRow{},
-		&storagev1.AuthorityRow{}, &storagev1.NodeRow{}, &storagev1.NodeAddress{}, &storagev1.JoinTokenRow{}, &storagev1.LeavingRow{},
+		&storagev1.AuthorityRow{}, &storagev1.NodeRow{}, &storagev1.NodeAddress{}, &storagev1.JoinTokenRow{}, &storagev1.LeavingRow{}, &storagev1.RebuildRow{},
 	} {
 		d := m.ProtoReflect().Descriptor()
 		_, after, ok := strings.Cut(page, "\n| `"+string(d.Name())+"` |")

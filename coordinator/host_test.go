@@ -218,6 +218,9 @@ func partitionText(p *Partition) string {
 	if p.Moving() {
 		out += "(moving)"
 	}
+	if p.Rebuild.ID != 0 {
+		out += fmt.Sprintf("(rebuilds %v: %s)", p.Rebuild.ID, p.Rebuild.Why)
+	}
 	if len(p.Replicas) > 0 {
 		out += fmt.Sprintf("@%d", p.Placement)
 	}

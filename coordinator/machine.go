@@ -12,7 +12,7 @@ import (
 
 // rules is the version of what apply does with a command. Entries carry it, so
 // that brokers of two versions cannot make two states of one log.
-const rules = 2
+const rules = 3
 
 // result is what apply made of a command.
 type result struct {
@@ -131,6 +131,8 @@ func (mc *machine) apply(at partition.Index, b []byte) (*result, error) {
 		r = mc.settleReplicas(c.SettleReplicas)
 	case *storagev1.MetadataCommand_LeftReplica:
 		r = mc.leftReplica(c.LeftReplica)
+	case *storagev1.MetadataCommand_DamagedReplica:
+		r = mc.damagedReplica(c.DamagedReplica)
 	default:
 		return nil, &ErrFormat{At: at, What: "a command of an unknown kind"}
 	}

@@ -300,7 +300,7 @@ func (m *Map) onlyOn(id partition.NodeID) (count int) {
 			whole(r)
 		}
 		for _, l := range p.Leaving {
-			if !l.Out {
+			if !l.Out && l.ID != p.Rebuild.ID {
 				whole(l.ID)
 			}
 		}

@@ -142,6 +142,10 @@ func (mc *machine) placeOne(c *storagev1.Placement) *result {
 	if bad := badList(nodes); bad != "" {
 		return refuse(&ErrInvalid{Faults: []Fault{{"nodes", bad}}})
 	}
+	first := nodes[0]
+	if nodes = slices.DeleteFunc(nodes, p.comesAgain); len(nodes) == 0 {
+		return refuse(&ErrErasing{Partition: p.ID, Node: first})
+	}
 	if slices.Equal(p.Nodes(), nodes) {
 		return &result{place: p, existed: true}
 	}
@@ -174,6 +178,10 @@ func (mc *machine) placeOne(c *storagev1.Placement) *result {
 	if next.Placement = uint64(mc.at); reached {
 		next.settle() // another is to lead; the voters are the same
 	}
+	if len(next.Replicas)%2 == 1 && p.comesAgain(p.Rebuild.ID.Node()) {
+		next.Rebuild = Rebuild{} // its place is taken
+	}
+	next.endRebuild()
 	return &result{place: mc.setPartition(next)}
 }
 
@@ -233,6 +241,7 @@ func (mc *machine) settleOne(c *storagev1.Settled) *result {
 	for i := range next.Leaving {
 		next.Leaving[i].Out = true
 	}
+	next.endRebuild()
 	return &result{place: mc.setPartition(next)}
 }
 
@@ -248,7 +257,7 @@ func (mc *machine) leftReplica(c *storagev1.LeftReplica) *result {
 		case !l.Out:
 			return refuse(&ErrInvalid{Faults: []Fault{{"replica", "it may have its vote yet, and is not to be erased"}}})
 		default:
-			return &result{place: mc.dropLeaving(p.ID, id)}
+			return &result{place: mc.erased(p, id)}
 		}
 	}
 	if slices.Contains(p.Replicas, id) {
@@ -261,6 +270,12 @@ func (mc *machine) leftReplica(c *storagev1.LeftReplica) *result {
 func (mc *machine) dropLeaving(p partition.PartitionID, id partition.ReplicaID) *Partition {
 	at, _ := mc.m.Partition(p)
 	next := *at
-	next.Leaving = slices.DeleteFunc(slices.Clone(at.Leaving), func(l Leaving) bool { return l.ID == id })
+	next.forget(id)
+	next.endRebuild()
 	return mc.setPartition(next)
+}
+
+// forget takes a replica off the list of those that leave.
+func (p *Partition) forget(id partition.ReplicaID) {
+	p.Leaving = slices.DeleteFunc(slices.Clone(p.Leaving), func(l Leaving) bool { return l.ID == id })
 }

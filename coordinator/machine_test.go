@@ -27,7 +27,7 @@ func command(t *rapid.T, next counters, m *Map) *storagev1.MetadataCommand {
 	name := func() string { return rapid.SampledFrom([]string{"a", "b", "c", ".bad"}).Draw(t, "name") }
 	session := func() uint64 { return back(next.session) }
 	cmd := &storagev1.MetadataCommand{Rules: rules, NowMs: rapid.Int64Range(0, 1000).Draw(t, "now")}
-	switch kind := rapid.IntRange(0, 40).Draw(t, "kind"); kind {
+	switch kind := rapid.IntRange(0, 44).Draw(t, "kind"); kind {
 	default:
 		clusterCommand(t, next, m, cmd, kind)
 	case 0:

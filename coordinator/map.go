@@ -111,6 +111,7 @@ type Partition struct {
 	// Placement is the log index of the last change of Replicas, and Settled the
 	// last placement that was reached.
 	Placement, Settled uint64
+	Rebuild            Rebuild // of a damaged replica; zero: there is none
 
 	nextIncarnation    uint32 // of the next replica, so that no id is used twice
 	settledIncarnation uint32 // the same when it was last reached

@@ -245,14 +245,15 @@ func (m *Map) GroupDeleted(id GroupID) bool {
 }
 
 // partitionsOn counts the partitions that a node has a replica of that has, or
-// may have, a vote. The metadata log counts where the node votes in it.
+// may have, a vote, or is to have one again. The metadata log counts where the node votes
+// in it.
 func (m *Map) partitionsOn(n partition.NodeID) (count int) {
 	on := func(p *Partition) bool {
 		if _, ok := p.Replica(n); ok {
 			return true
 		}
 		l, ok := p.Left(n)
-		return ok && !l.Out
+		return ok && (!l.Out || p.comesAgain(n))
 	}
 	for p := range m.Partitions() {
 		if on(p) {

@@ -38,9 +38,9 @@ const (
 
 // rowFormat is the version of the rows. Those of version 1, from before there were
 // nodes, are read as they are: their partitions have no replicas until the first
-// node is added.
+// node is added. Those of version 2 are from before damaged replicas were made anew.
 const (
-	rowFormat       = 2
+	rowFormat       = 3
 	oldestRowFormat = 1
 )
 

@@ -23,6 +23,9 @@ func partitionRow(p *Partition) *storagev1.PartitionRow {
 	for _, l := range p.Leaving {
 		row.Leaving = append(row.Leaving, &storagev1.LeavingRow{Replica: uint64(l.ID), Out: l.Out})
 	}
+	if p.Rebuild.ID != 0 {
+		row.Rebuild = &storagev1.RebuildRow{Replica: uint64(p.Rebuild.ID), Why: p.Rebuild.Why}
+	}
 	return row
 }
 
@@ -31,6 +34,7 @@ func takePartition(row *storagev1.PartitionRow) (Partition, error) {
 	p := Partition{
 		ID: partition.PartitionID(row.GetId()), Placement: row.GetPlacement(), Settled: row.GetSettled(),
 		nextIncarnation: row.GetNextIncarnation(), settledIncarnation: row.GetSettledIncarnation(),
+		Rebuild: Rebuild{ID: partition.ReplicaID(row.GetRebuild().GetReplica()), Why: row.GetRebuild().GetWhy()},
 	}
 	var nodes []partition.NodeID
 	take := func(r uint64) (partition.ReplicaID, error) {

@@ -35,7 +35,7 @@ import (
 //	add-node [token=N] store=S [zone=Z] [boot=N] [peer=A]   by a token
 //	update-node N store=S [boot=N] [zone=Z]
 //	drain N   undrain N   lose N [confirm=N]   remove N [confirm=N]
-//	place P N,N,...     settle P placement=N     left P REPLICA
+//	place P N,N,...     settle P placement=N     left P REPLICA     damaged P REPLICA
 //	settle-all          every partition on the move gets there, and all that left is erased
 //	reach N...   miss N...   the leader hears that nodes came or went
 //	plan [without=N [lost]]   what would be moved, and what is stuck

@@ -181,6 +181,7 @@ type MetadataCommand struct {
 	//	*MetadataCommand_PlaceReplicas
 	//	*MetadataCommand_SettleReplicas
 	//	*MetadataCommand_LeftReplica
+	//	*MetadataCommand_DamagedReplica
 	Command       isMetadataCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -462,6 +463,15 @@ func (x *MetadataCommand) GetLeftReplica() *LeftReplica {
 	return nil
 }
 
+func (x *MetadataCommand) GetDamagedReplica() *DamagedReplica {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_DamagedReplica); ok {
+			return x.DamagedReplica
+		}
+	}
+	return nil
+}
+
 type isMetadataCommand_Command interface {
 	isMetadataCommand_Command()
 }
@@ -591,6 +601,11 @@ type MetadataCommand_LeftReplica struct {
 	LeftReplica *LeftReplica `protobuf:"bytes,27,opt,name=left_replica,json=leftReplica,proto3,oneof"`
 }
 
+type MetadataCommand_DamagedReplica struct {
+	// Make a damaged replica anew from the others.
+	DamagedReplica *DamagedReplica `protobuf:"bytes,28,opt,name=damaged_replica,json=damagedReplica,proto3,oneof"`
+}
+
 func (*MetadataCommand_Bootstrap) isMetadataCommand_Command() {}
 
 func (*MetadataCommand_CreateTopic) isMetadataCommand_Command() {}
@@ -640,6 +655,8 @@ func (*MetadataCommand_PlaceReplicas) isMetadataCommand_Command() {}
 func (*MetadataCommand_SettleReplicas) isMetadataCommand_Command() {}
 
 func (*MetadataCommand_LeftReplica) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_DamagedReplica) isMetadataCommand_Command() {}
 
 // Bootstrap names the cluster, once; later ones change nothing.
 type Bootstrap struct {
@@ -2448,6 +2465,71 @@ func (x *LeftReplica) GetReplica() uint64 {
 	return 0
 }
 
+// DamagedReplica says that what a replica has on its node's disk cannot be trusted. It
+// is to leave, and another one takes its place on the same node.
+type DamagedReplica struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	PartitionId uint64 `protobuf:"varint,1,opt,name=partition_id,json=partitionId,proto3" json:"partition_id,omitempty"`
+	// The replica: its node, and its incarnation shifted by 32 bits.
+	Replica uint64 `protobuf:"varint,2,opt,name=replica,proto3" json:"replica,omitempty"`
+	// What is wrong with it, in words.
+	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DamagedReplica) Reset() {
+	*x = DamagedReplica{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[32]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DamagedReplica) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DamagedReplica) ProtoMessage() {}
+
+func (x *DamagedReplica) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[32]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DamagedReplica.ProtoReflect.Descriptor instead.
+func (*DamagedReplica) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{32}
+}
+
+func (x *DamagedReplica) GetPartitionId() uint64 {
+	if x != nil {
+		return x.PartitionId
+	}
+	return 0
+}
+
+func (x *DamagedReplica) GetReplica() uint64 {
+	if x != nil {
+		return x.Replica
+	}
+	return 0
+}
+
+func (x *DamagedReplica) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // ClusterRow is the one row of the cluster's own state.
 type ClusterRow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2482,7 +2564,7 @@ type ClusterRow struct {
 
 func (x *ClusterRow) Reset() {
 	*x = ClusterRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[32]
+	mi := &file_storage_v1_metadata_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2494,7 +2576,7 @@ func (x *ClusterRow) String() string {
 func (*ClusterRow) ProtoMessage() {}
 
 func (x *ClusterRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[32]
+	mi := &file_storage_v1_metadata_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2507,7 +2589,7 @@ func (x *ClusterRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRow.ProtoReflect.Descriptor instead.
 func (*ClusterRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{32}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ClusterRow) GetFormat() uint32 {
@@ -2607,7 +2689,7 @@ type AuthorityRow struct {
 
 func (x *AuthorityRow) Reset() {
 	*x = AuthorityRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	mi := &file_storage_v1_metadata_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2619,7 +2701,7 @@ func (x *AuthorityRow) String() string {
 func (*AuthorityRow) ProtoMessage() {}
 
 func (x *AuthorityRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	mi := &file_storage_v1_metadata_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2632,7 +2714,7 @@ func (x *AuthorityRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityRow.ProtoReflect.Descriptor instead.
 func (*AuthorityRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{33}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *AuthorityRow) GetCertificate() []byte {
@@ -2666,7 +2748,7 @@ type NodeRow struct {
 
 func (x *NodeRow) Reset() {
 	*x = NodeRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	mi := &file_storage_v1_metadata_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2678,7 +2760,7 @@ func (x *NodeRow) String() string {
 func (*NodeRow) ProtoMessage() {}
 
 func (x *NodeRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	mi := &file_storage_v1_metadata_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2691,7 +2773,7 @@ func (x *NodeRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRow.ProtoReflect.Descriptor instead.
 func (*NodeRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{34}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *NodeRow) GetId() uint64 {
@@ -2739,7 +2821,7 @@ type JoinTokenRow struct {
 
 func (x *JoinTokenRow) Reset() {
 	*x = JoinTokenRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[35]
+	mi := &file_storage_v1_metadata_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2751,7 +2833,7 @@ func (x *JoinTokenRow) String() string {
 func (*JoinTokenRow) ProtoMessage() {}
 
 func (x *JoinTokenRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[35]
+	mi := &file_storage_v1_metadata_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2764,7 +2846,7 @@ func (x *JoinTokenRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinTokenRow.ProtoReflect.Descriptor instead.
 func (*JoinTokenRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{35}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *JoinTokenRow) GetHash() []byte {
@@ -2820,7 +2902,7 @@ type TopicRow struct {
 
 func (x *TopicRow) Reset() {
 	*x = TopicRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[36]
+	mi := &file_storage_v1_metadata_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2832,7 +2914,7 @@ func (x *TopicRow) String() string {
 func (*TopicRow) ProtoMessage() {}
 
 func (x *TopicRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[36]
+	mi := &file_storage_v1_metadata_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2845,7 +2927,7 @@ func (x *TopicRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicRow.ProtoReflect.Descriptor instead.
 func (*TopicRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{36}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *TopicRow) GetId() uint64 {
@@ -2926,13 +3008,15 @@ type PartitionRow struct {
 	NextIncarnation uint32 `protobuf:"varint,8,opt,name=next_incarnation,json=nextIncarnation,proto3" json:"next_incarnation,omitempty"`
 	// The same when a placement was last reached: replicas with a lower one voted.
 	SettledIncarnation uint32 `protobuf:"varint,9,opt,name=settled_incarnation,json=settledIncarnation,proto3" json:"settled_incarnation,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// A damaged replica that is being made anew on its node; not set: there is none.
+	Rebuild       *RebuildRow `protobuf:"bytes,10,opt,name=rebuild,proto3" json:"rebuild,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *PartitionRow) Reset() {
 	*x = PartitionRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[37]
+	mi := &file_storage_v1_metadata_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2944,7 +3028,7 @@ func (x *PartitionRow) String() string {
 func (*PartitionRow) ProtoMessage() {}
 
 func (x *PartitionRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[37]
+	mi := &file_storage_v1_metadata_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2957,7 +3041,7 @@ func (x *PartitionRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRow.ProtoReflect.Descriptor instead.
 func (*PartitionRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{37}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *PartitionRow) GetId() uint64 {
@@ -3023,6 +3107,68 @@ func (x *PartitionRow) GetSettledIncarnation() uint32 {
 	return 0
 }
 
+func (x *PartitionRow) GetRebuild() *RebuildRow {
+	if x != nil {
+		return x.Rebuild
+	}
+	return nil
+}
+
+// RebuildRow is a damaged replica that is being made anew, within a partition's row.
+type RebuildRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The damaged replica. While it is not erased it is among those that leave.
+	Replica uint64 `protobuf:"varint,1,opt,name=replica,proto3" json:"replica,omitempty"`
+	// What is wrong with it, in words.
+	Why           string `protobuf:"bytes,2,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RebuildRow) Reset() {
+	*x = RebuildRow{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RebuildRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RebuildRow) ProtoMessage() {}
+
+func (x *RebuildRow) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RebuildRow.ProtoReflect.Descriptor instead.
+func (*RebuildRow) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *RebuildRow) GetReplica() uint64 {
+	if x != nil {
+		return x.Replica
+	}
+	return 0
+}
+
+func (x *RebuildRow) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
 // LeavingRow is a replica that is to leave, within a partition's row.
 type LeavingRow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3036,7 +3182,7 @@ type LeavingRow struct {
 
 func (x *LeavingRow) Reset() {
 	*x = LeavingRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[38]
+	mi := &file_storage_v1_metadata_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3048,7 +3194,7 @@ func (x *LeavingRow) String() string {
 func (*LeavingRow) ProtoMessage() {}
 
 func (x *LeavingRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[38]
+	mi := &file_storage_v1_metadata_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3061,7 +3207,7 @@ func (x *LeavingRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeavingRow.ProtoReflect.Descriptor instead.
 func (*LeavingRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{38}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *LeavingRow) GetReplica() uint64 {
@@ -3109,7 +3255,7 @@ type GroupRow struct {
 
 func (x *GroupRow) Reset() {
 	*x = GroupRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	mi := &file_storage_v1_metadata_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3121,7 +3267,7 @@ func (x *GroupRow) String() string {
 func (*GroupRow) ProtoMessage() {}
 
 func (x *GroupRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	mi := &file_storage_v1_metadata_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3134,7 +3280,7 @@ func (x *GroupRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupRow.ProtoReflect.Descriptor instead.
 func (*GroupRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{39}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *GroupRow) GetId() uint64 {
@@ -3237,7 +3383,7 @@ type MemberRow struct {
 
 func (x *MemberRow) Reset() {
 	*x = MemberRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[40]
+	mi := &file_storage_v1_metadata_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3249,7 +3395,7 @@ func (x *MemberRow) String() string {
 func (*MemberRow) ProtoMessage() {}
 
 func (x *MemberRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[40]
+	mi := &file_storage_v1_metadata_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3262,7 +3408,7 @@ func (x *MemberRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberRow.ProtoReflect.Descriptor instead.
 func (*MemberRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{40}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *MemberRow) GetGroupId() uint64 {
@@ -3329,7 +3475,7 @@ type ShareRow struct {
 
 func (x *ShareRow) Reset() {
 	*x = ShareRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[41]
+	mi := &file_storage_v1_metadata_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3341,7 +3487,7 @@ func (x *ShareRow) String() string {
 func (*ShareRow) ProtoMessage() {}
 
 func (x *ShareRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[41]
+	mi := &file_storage_v1_metadata_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3354,7 +3500,7 @@ func (x *ShareRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareRow.ProtoReflect.Descriptor instead.
 func (*ShareRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{41}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *ShareRow) GetPartition() uint32 {
@@ -3383,7 +3529,7 @@ var File_storage_v1_metadata_proto protoreflect.FileDescriptor
 const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\n" +
 	"\x19storage/v1/metadata.proto\x12\n" +
-	"storage.v1\x1a\x17strandmq/v1/admin.proto\"\x8c\f\n" +
+	"storage.v1\x1a\x17strandmq/v1/admin.proto\"\xd3\f\n" +
 	"\x0fMetadataCommand\x12\x14\n" +
 	"\x05rules\x18\x01 \x01(\rR\x05rules\x12\x15\n" +
 	"\x06now_ms\x18\x02 \x01(\x03R\x05nowMs\x125\n" +
@@ -3418,7 +3564,8 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\x11create_join_token\x18\x18 \x01(\v2\x1b.storage.v1.CreateJoinTokenH\x00R\x0fcreateJoinToken\x12B\n" +
 	"\x0eplace_replicas\x18\x19 \x01(\v2\x19.storage.v1.PlaceReplicasH\x00R\rplaceReplicas\x12E\n" +
 	"\x0fsettle_replicas\x18\x1a \x01(\v2\x1a.storage.v1.SettleReplicasH\x00R\x0esettleReplicas\x12<\n" +
-	"\fleft_replica\x18\x1b \x01(\v2\x17.storage.v1.LeftReplicaH\x00R\vleftReplicaB\t\n" +
+	"\fleft_replica\x18\x1b \x01(\v2\x17.storage.v1.LeftReplicaH\x00R\vleftReplica\x12E\n" +
+	"\x0fdamaged_replica\x18\x1c \x01(\v2\x1a.storage.v1.DamagedReplicaH\x00R\x0edamagedReplicaB\t\n" +
 	"\acommand\"M\n" +
 	"\tBootstrap\x12\x1d\n" +
 	"\n" +
@@ -3536,7 +3683,11 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\tplacement\x18\x02 \x01(\x04R\tplacement\"J\n" +
 	"\vLeftReplica\x12!\n" +
 	"\fpartition_id\x18\x01 \x01(\x04R\vpartitionId\x12\x18\n" +
-	"\areplica\x18\x02 \x01(\x04R\areplica\"\x90\x03\n" +
+	"\areplica\x18\x02 \x01(\x04R\areplica\"_\n" +
+	"\x0eDamagedReplica\x12!\n" +
+	"\fpartition_id\x18\x01 \x01(\x04R\vpartitionId\x12\x18\n" +
+	"\areplica\x18\x02 \x01(\x04R\areplica\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"\x90\x03\n" +
 	"\n" +
 	"ClusterRow\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1d\n" +
@@ -3581,7 +3732,7 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\x06config\x18\x06 \x01(\v2\x18.strandmq.v1.TopicConfigR\x06config\x12\x1d\n" +
 	"\n" +
 	"created_ms\x18\a \x01(\x03R\tcreatedMs\x12\x1a\n" +
-	"\brevision\x18\b \x01(\x04R\brevision\"\xbc\x02\n" +
+	"\brevision\x18\b \x01(\x04R\brevision\"\xee\x02\n" +
 	"\fPartitionRow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x1d\n" +
 	"\n" +
@@ -3592,7 +3743,13 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\tplacement\x18\x06 \x01(\x04R\tplacement\x12\x18\n" +
 	"\asettled\x18\a \x01(\x04R\asettled\x12)\n" +
 	"\x10next_incarnation\x18\b \x01(\rR\x0fnextIncarnation\x12/\n" +
-	"\x13settled_incarnation\x18\t \x01(\rR\x12settledIncarnation\"8\n" +
+	"\x13settled_incarnation\x18\t \x01(\rR\x12settledIncarnation\x120\n" +
+	"\arebuild\x18\n" +
+	" \x01(\v2\x16.storage.v1.RebuildRowR\arebuild\"8\n" +
+	"\n" +
+	"RebuildRow\x12\x18\n" +
+	"\areplica\x18\x01 \x01(\x04R\areplica\x12\x10\n" +
+	"\x03why\x18\x02 \x01(\tR\x03why\"8\n" +
 	"\n" +
 	"LeavingRow\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\x04R\areplica\x12\x10\n" +
@@ -3650,7 +3807,7 @@ func file_storage_v1_metadata_proto_rawDescGZIP() []byte {
 }
 
 var file_storage_v1_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_storage_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 42)
+var file_storage_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
 var file_storage_v1_metadata_proto_goTypes = []any{
 	(Phase)(0),               // 0: storage.v1.Phase
 	(NodeState)(0),           // 1: storage.v1.NodeState
@@ -3686,19 +3843,21 @@ var file_storage_v1_metadata_proto_goTypes = []any{
 	(*SettleReplicas)(nil),   // 31: storage.v1.SettleReplicas
 	(*Settled)(nil),          // 32: storage.v1.Settled
 	(*LeftReplica)(nil),      // 33: storage.v1.LeftReplica
-	(*ClusterRow)(nil),       // 34: storage.v1.ClusterRow
-	(*AuthorityRow)(nil),     // 35: storage.v1.AuthorityRow
-	(*NodeRow)(nil),          // 36: storage.v1.NodeRow
-	(*JoinTokenRow)(nil),     // 37: storage.v1.JoinTokenRow
-	(*TopicRow)(nil),         // 38: storage.v1.TopicRow
-	(*PartitionRow)(nil),     // 39: storage.v1.PartitionRow
-	(*LeavingRow)(nil),       // 40: storage.v1.LeavingRow
-	(*GroupRow)(nil),         // 41: storage.v1.GroupRow
-	(*MemberRow)(nil),        // 42: storage.v1.MemberRow
-	(*ShareRow)(nil),         // 43: storage.v1.ShareRow
-	(*v1.TopicConfig)(nil),   // 44: strandmq.v1.TopicConfig
-	(*v1.GroupPolicy)(nil),   // 45: strandmq.v1.GroupPolicy
-	(*v1.StartPosition)(nil), // 46: strandmq.v1.StartPosition
+	(*DamagedReplica)(nil),   // 34: storage.v1.DamagedReplica
+	(*ClusterRow)(nil),       // 35: storage.v1.ClusterRow
+	(*AuthorityRow)(nil),     // 36: storage.v1.AuthorityRow
+	(*NodeRow)(nil),          // 37: storage.v1.NodeRow
+	(*JoinTokenRow)(nil),     // 38: storage.v1.JoinTokenRow
+	(*TopicRow)(nil),         // 39: storage.v1.TopicRow
+	(*PartitionRow)(nil),     // 40: storage.v1.PartitionRow
+	(*RebuildRow)(nil),       // 41: storage.v1.RebuildRow
+	(*LeavingRow)(nil),       // 42: storage.v1.LeavingRow
+	(*GroupRow)(nil),         // 43: storage.v1.GroupRow
+	(*MemberRow)(nil),        // 44: storage.v1.MemberRow
+	(*ShareRow)(nil),         // 45: storage.v1.ShareRow
+	(*v1.TopicConfig)(nil),   // 46: strandmq.v1.TopicConfig
+	(*v1.GroupPolicy)(nil),   // 47: strandmq.v1.GroupPolicy
+	(*v1.StartPosition)(nil), // 48: strandmq.v1.StartPosition
 }
 var file_storage_v1_metadata_proto_depIdxs = []int32{
 	3,  // 0: storage.v1.MetadataCommand.bootstrap:type_name -> storage.v1.Bootstrap
@@ -3726,35 +3885,37 @@ var file_storage_v1_metadata_proto_depIdxs = []int32{
 	29, // 22: storage.v1.MetadataCommand.place_replicas:type_name -> storage.v1.PlaceReplicas
 	31, // 23: storage.v1.MetadataCommand.settle_replicas:type_name -> storage.v1.SettleReplicas
 	33, // 24: storage.v1.MetadataCommand.left_replica:type_name -> storage.v1.LeftReplica
-	44, // 25: storage.v1.CreateTopic.config:type_name -> strandmq.v1.TopicConfig
-	5,  // 26: storage.v1.CreateTopic.placements:type_name -> storage.v1.NodeList
-	44, // 27: storage.v1.AlterTopic.config:type_name -> strandmq.v1.TopicConfig
-	45, // 28: storage.v1.CreateGroup.policy:type_name -> strandmq.v1.GroupPolicy
-	46, // 29: storage.v1.CreateGroup.start:type_name -> strandmq.v1.StartPosition
-	45, // 30: storage.v1.AlterGroup.policy:type_name -> strandmq.v1.GroupPolicy
-	19, // 31: storage.v1.Expire.sessions:type_name -> storage.v1.SessionRef
-	22, // 32: storage.v1.AddNode.address:type_name -> storage.v1.NodeAddress
-	23, // 33: storage.v1.AddNode.earlier:type_name -> storage.v1.NodeStart
-	22, // 34: storage.v1.UpdateNode.address:type_name -> storage.v1.NodeAddress
-	23, // 35: storage.v1.UpdateNode.earlier:type_name -> storage.v1.NodeStart
-	30, // 36: storage.v1.PlaceReplicas.placements:type_name -> storage.v1.Placement
-	32, // 37: storage.v1.SettleReplicas.settled:type_name -> storage.v1.Settled
-	39, // 38: storage.v1.ClusterRow.metadata:type_name -> storage.v1.PartitionRow
-	1,  // 39: storage.v1.NodeRow.state:type_name -> storage.v1.NodeState
-	22, // 40: storage.v1.NodeRow.address:type_name -> storage.v1.NodeAddress
-	0,  // 41: storage.v1.TopicRow.phase:type_name -> storage.v1.Phase
-	39, // 42: storage.v1.TopicRow.partitions:type_name -> storage.v1.PartitionRow
-	44, // 43: storage.v1.TopicRow.config:type_name -> strandmq.v1.TopicConfig
-	40, // 44: storage.v1.PartitionRow.leaving:type_name -> storage.v1.LeavingRow
-	0,  // 45: storage.v1.GroupRow.phase:type_name -> storage.v1.Phase
-	45, // 46: storage.v1.GroupRow.policy:type_name -> strandmq.v1.GroupPolicy
-	46, // 47: storage.v1.GroupRow.start:type_name -> strandmq.v1.StartPosition
-	43, // 48: storage.v1.MemberRow.shares:type_name -> storage.v1.ShareRow
-	49, // [49:49] is the sub-list for method output_type
-	49, // [49:49] is the sub-list for method input_type
-	49, // [49:49] is the sub-list for extension type_name
-	49, // [49:49] is the sub-list for extension extendee
-	0,  // [0:49] is the sub-list for field type_name
+	34, // 25: storage.v1.MetadataCommand.damaged_replica:type_name -> storage.v1.DamagedReplica
+	46, // 26: storage.v1.CreateTopic.config:type_name -> strandmq.v1.TopicConfig
+	5,  // 27: storage.v1.CreateTopic.placements:type_name -> storage.v1.NodeList
+	46, // 28: storage.v1.AlterTopic.config:type_name -> strandmq.v1.TopicConfig
+	47, // 29: storage.v1.CreateGroup.policy:type_name -> strandmq.v1.GroupPolicy
+	48, // 30: storage.v1.CreateGroup.start:type_name -> strandmq.v1.StartPosition
+	47, // 31: storage.v1.AlterGroup.policy:type_name -> strandmq.v1.GroupPolicy
+	19, // 32: storage.v1.Expire.sessions:type_name -> storage.v1.SessionRef
+	22, // 33: storage.v1.AddNode.address:type_name -> storage.v1.NodeAddress
+	23, // 34: storage.v1.AddNode.earlier:type_name -> storage.v1.NodeStart
+	22, // 35: storage.v1.UpdateNode.address:type_name -> storage.v1.NodeAddress
+	23, // 36: storage.v1.UpdateNode.earlier:type_name -> storage.v1.NodeStart
+	30, // 37: storage.v1.PlaceReplicas.placements:type_name -> storage.v1.Placement
+	32, // 38: storage.v1.SettleReplicas.settled:type_name -> storage.v1.Settled
+	40, // 39: storage.v1.ClusterRow.metadata:type_name -> storage.v1.PartitionRow
+	1,  // 40: storage.v1.NodeRow.state:type_name -> storage.v1.NodeState
+	22, // 41: storage.v1.NodeRow.address:type_name -> storage.v1.NodeAddress
+	0,  // 42: storage.v1.TopicRow.phase:type_name -> storage.v1.Phase
+	40, // 43: storage.v1.TopicRow.partitions:type_name -> storage.v1.PartitionRow
+	46, // 44: storage.v1.TopicRow.config:type_name -> strandmq.v1.TopicConfig
+	42, // 45: storage.v1.PartitionRow.leaving:type_name -> storage.v1.LeavingRow
+	41, // 46: storage.v1.PartitionRow.rebuild:type_name -> storage.v1.RebuildRow
+	0,  // 47: storage.v1.GroupRow.phase:type_name -> storage.v1.Phase
+	47, // 48: storage.v1.GroupRow.policy:type_name -> strandmq.v1.GroupPolicy
+	48, // 49: storage.v1.GroupRow.start:type_name -> strandmq.v1.StartPosition
+	45, // 50: storage.v1.MemberRow.shares:type_name -> storage.v1.ShareRow
+	51, // [51:51] is the sub-list for method output_type
+	51, // [51:51] is the sub-list for method input_type
+	51, // [51:51] is the sub-list for extension type_name
+	51, // [51:51] is the sub-list for extension extendee
+	0,  // [0:51] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_metadata_proto_init() }
@@ -3788,6 +3949,7 @@ func file_storage_v1_metadata_proto_init() {
 		(*MetadataCommand_PlaceReplicas)(nil),
 		(*MetadataCommand_SettleReplicas)(nil),
 		(*MetadataCommand_LeftReplica)(nil),
+		(*MetadataCommand_DamagedReplica)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -3795,7 +3957,7 @@ func file_storage_v1_metadata_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_metadata_proto_rawDesc), len(file_storage_v1_metadata_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   42,
+			NumMessages:   44,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
