@@ -2,14 +2,14 @@
 //
 // It owns two questions: what is to be done about the replica of a partition on this
 // node (Replica), and what does a leader do next about the replicas of what it leads
-// (Keeper.Lead). It promises that nothing is erased because a map does not have it: a
+// (Keeper.Lead). A replica that is damaged is one of them: see damage.go. It promises that nothing is erased because a map does not have it: a
 // replica goes when the map names it as out, or its topic as going, or says that its
 // partition was handed out once and is not there any more. It promises that a new
 // replica is fed before it votes, that it votes before an old one loses its vote, and
 // that an old one is named as out only when it has none.
 //
 //	map ──────────────┐
-//	replicas here ────┼─► Replica ─► a task: make, join, erase
+//	replicas here ────┼─► Replica ─► a task: make, join, erase, report, stop
 //	                  │
 //	what a leader ────┼─► Keeper.Lead ─► a step: change, transfer, settle
 //	knows, who is up ─┘     (membership.go)
@@ -29,8 +29,9 @@ import (
 // A Task is what a node is to do about its replica of a partition.
 type Task struct {
 	Kind    TaskKind
-	Replica partition.ReplicaID   // to make, or to erase; 0: whichever is here
+	Replica partition.ReplicaID   // that is meant; 0, to erase: whichever is here
 	Voters  []partition.ReplicaID // that a replica begins with
+	Why     string                // of Report and Stop: what is wrong with it; of Leave: why a damaged one stays
 }
 
 // TaskKind is what a task is.
@@ -43,17 +44,19 @@ const (
 	Join                   // make it, with nothing: its leader feeds it
 	Drop                   // erase it: its topic goes or is gone
 	Erase                  // erase it, and tell the metadata log that it is gone
+	Report                 // tell the metadata log that it is damaged
+	Stop                   // stop it for good: it is damaged, and that is known
 )
 
 // Replica is what is to be done on node self about its replica of a partition of the
-// map; here tells whether there is one on its disk.
-func Replica(m *coordinator.Map, p *coordinator.Partition, self partition.NodeID, here bool) Task {
+// map; up tells which nodes count as up.
+func Replica(m *coordinator.Map, p *coordinator.Partition, self partition.NodeID, own Own, up func(partition.NodeID) bool) Task {
 	at, ok := m.Place(p.ID)
 	if !ok {
 		return Task{} // the metadata log: a node has it since it joined
 	}
 	if at.Topic.Phase == coordinator.Deleting {
-		if !here {
+		if !own.Here {
 			return Task{}
 		}
 		return Task{Kind: Drop}
@@ -63,8 +66,11 @@ func Replica(m *coordinator.Map, p *coordinator.Partition, self partition.NodeID
 		// it counts.
 		return Task{Kind: Erase, Replica: l.ID}
 	}
+	if own.Here {
+		return damaged(p, at.Topic.Phase, self, own, up)
+	}
 	r, ok := p.Replica(self)
-	if !ok || here {
+	if !ok {
 		return Task{}
 	}
 	// While its topic is made, its voters are those that it begins with. Later a
@@ -104,9 +110,12 @@ type target struct {
 	to   partition.Index
 }
 
-// Lead is the next step about the replicas of a partition that this node leads.
-func (k *Keeper) Lead(m *coordinator.Map, p *coordinator.Partition, info partition.Info, o Others) Step {
+// Lead is the next step about the replicas of a partition that this node leads; damaged
+// tells that some of what it has of it does not read.
+func (k *Keeper) Lead(m *coordinator.Map, p *coordinator.Partition, info partition.Info, o Others, damaged bool) Step {
 	w := k.membership(m, p, info, o)
+	w.damaged = damaged && p.ID != partition.Metadata // of that one nothing is made anew
+	w.mends = p.NoRebuild(info.Replica) == ""
 	return w.Next()
 }
 

@@ -10,6 +10,7 @@ import (
 
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 // log is a metadata log in memory, for maps to look at.
@@ -72,6 +73,11 @@ func four(t *testing.T) (c *coordinator.Coordinator, topic *coordinator.Topic) {
 	return c, topic
 }
 
+// replication asks for so many replicas.
+func replication(n uint32) *strandmqv1.TopicConfig { return &strandmqv1.TopicConfig{Replication: &n} }
+
+func everyone(partition.NodeID) bool { return true }
+
 // What a node does about its replica, while its partition is made, moves and goes.
 func TestReplicaOfNode(t *testing.T) {
 	c, topic := four(t)
@@ -86,7 +92,7 @@ func TestReplicaOfNode(t *testing.T) {
 			t.Fatalf("%s: the map does not have %v", when, id)
 		}
 		for _, n := range all {
-			if got := Replica(m, p, n, slices.Contains(here, n)); got.Kind != want[n] {
+			if got := Replica(m, p, n, Own{Here: slices.Contains(here, n)}, everyone); got.Kind != want[n] {
 				t.Errorf("%s: %v is to do %d about %v, want %d", when, n, got.Kind, got.Replica, want[n])
 			}
 		}
@@ -152,7 +158,7 @@ func TestMetadataListeners(t *testing.T) {
 		{[]partition.ReplicaID{r(2)}, "add n3"},
 		{[]partition.ReplicaID{r(2), r(3), r(4)}, "remove n4"},
 	} {
-		s := k.Lead(m, p, partition.Info{Replica: r(1), Voters: []partition.ReplicaID{r(1)}, Learners: x.learners}, others)
+		s := k.Lead(m, p, partition.Info{Replica: r(1), Voters: []partition.ReplicaID{r(1)}, Learners: x.learners}, others, false)
 		if s.Kind != Change || s.Change.String() != x.want {
 			t.Errorf("with learners %v it is %v; want %s", x.learners, s.Change, x.want)
 		}

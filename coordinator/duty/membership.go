@@ -14,6 +14,8 @@ type Membership struct {
 	listeners []partition.ReplicaID // wanted without a vote
 	gone      []partition.ReplicaID // that the map names as leaving, or whose node is gone
 	moving    bool                  // it was not said yet that the voters are those
+	damaged   bool                  // some of what the leader has does not read
+	mends     bool                  // and it can be made anew, as far as the map tells
 
 	hasVoters, hasLearners []partition.ReplicaID
 
@@ -70,6 +72,9 @@ func (m *Membership) Next() Step {
 			waiting = true
 		}
 	}
+	if to, ok := m.aside(); ok {
+		return Step{Kind: Transfer, To: to}
+	}
 	// A learner that leaves holds nobody up.
 	for _, r := range m.gone {
 		if slices.Contains(m.hasLearners, r) {
@@ -105,6 +110,9 @@ func (m *Membership) Next() Step {
 		if !leaves && !slices.Contains(m.listeners, r) {
 			continue
 		}
+		if r != m.self && m.damaged {
+			return Step{Waiting: true} // it may have what the leader has not
+		}
 		if r != m.self {
 			return change(partition.Demote, r)
 		}
@@ -113,6 +121,9 @@ func (m *Membership) Next() Step {
 				return Step{Kind: Transfer, To: to}
 			}
 		}
+		return Step{Waiting: true}
+	}
+	if m.moving && m.damaged && len(m.gone) > 0 {
 		return Step{Waiting: true}
 	}
 	if m.moving {

@@ -43,6 +43,15 @@ func TestMembershipSteps(t *testing.T) {
 		{"who is to listen loses its vote", Membership{self: r(1), voters: list(1), listeners: list(2), hasVoters: list(1, 2), moving: true}, nil, nil, "demote n2"},
 		{"the first is to lead", Membership{self: r(2), voters: list(1, 2, 3), hasVoters: list(1, 2, 3)}, nil, nil, "transfer n1"},
 		{"not while it is down", Membership{self: r(2), voters: list(1, 2, 3), hasVoters: list(1, 2, 3)}, []partition.NodeID{1}, nil, "nothing"},
+		{"a damaged one loses its vote before another comes", Membership{self: r(1), voters: list(1, 2), gone: list(3), hasVoters: list(1, 2, 3), moving: true}, []partition.NodeID{3}, nil, "demote n3"},
+		{"then one of its node is fed", Membership{self: r(1), voters: []partition.ReplicaID{r(1), r(2), anew}, hasVoters: list(1, 2), moving: true}, nil, nil, "add n3.4"},
+		{"a leader that is damaged lets another lead", Membership{self: r(1), voters: list(1, 2, 3), hasVoters: list(1, 2, 3), damaged: true, mends: true}, nil, []partition.NodeID{2}, "transfer n3"},
+		{"not where it would be led from there again", Membership{self: r(1), voters: list(1, 2, 3), hasVoters: list(1, 2, 3), damaged: true}, nil, nil, "nothing"},
+		{"not where the others are no majority", Membership{self: r(1), voters: list(1, 2, 3), hasVoters: list(1, 2, 3), damaged: true, mends: true}, []partition.NodeID{2}, nil, "nothing"},
+		{"one that leaves, too", Membership{self: r(1), voters: list(2, 3), gone: list(1), hasVoters: list(1, 2, 3), moving: true, damaged: true}, nil, nil, "transfer n2"},
+		{"it does not feed", Membership{self: r(1), voters: []partition.ReplicaID{r(1), r(2), anew}, hasVoters: list(1, 2), moving: true, damaged: true}, nil, nil, "transfer n2"},
+		{"it takes nobody's vote", Membership{self: r(1), voters: list(1, 2), gone: list(3), hasVoters: list(1, 2, 3), moving: true, damaged: true}, []partition.NodeID{2}, nil, "waits"},
+		{"it says of nobody that it is out", Membership{self: r(1), voters: list(1, 2), gone: list(3), hasVoters: list(1, 2), moving: true, damaged: true}, nil, nil, "waits"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			in := func(ns []partition.NodeID, n partition.NodeID) bool {
@@ -110,7 +119,7 @@ func TestUnfitLeaders(t *testing.T) {
 		moved := *p // as it is when all are where they are wanted
 		moved.Settled = moved.Placement
 		var k Keeper
-		s := k.Lead(m, &moved, x.info, o)
+		s := k.Lead(m, &moved, x.info, o, false)
 		if got := s.Kind == Transfer; got != (x.want != 0) || s.To != x.want || s.Waiting != x.waits {
 			t.Errorf("%s: kind %d to %v, waits %v; want to %v, waits %v", x.name, s.Kind, s.To, s.Waiting, x.want, x.waits)
 		}

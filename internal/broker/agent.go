@@ -19,6 +19,7 @@ import (
 //
 //	map ─────► who is let in and connected to      (SetNodes)
 //	    ─────► replicas made, and erased           (agent_replicas.go)
+//	damage ──► a replica made anew                 (agent_damage.go)
 //	    ─────► where this node leads: the voters   (agent_lead.go, coordinator/duty)
 //	roles ───► what a leader finishes              (agent_lead.go)
 //	who is up ► the host, and who leads the metadata log
@@ -47,6 +48,7 @@ type agent struct {
 	setNodes uint64      // Map.Placed when the connections were told last; run's
 	told     bool        // they were told at all; run's
 	keeper   duty.Keeper // run's
+	mending  mending     // run's
 	undone   time.Time   // since when, as the leader of the metadata log, this node sees something unfinished; run's
 
 	mu      sync.Mutex
@@ -182,8 +184,9 @@ func (a *agent) pass(ctx context.Context, doing *sync.WaitGroup) (more bool) {
 	if a.outcast(m) || a.replaced() {
 		return false
 	}
-	made := a.replicas(ctx, m, doing)
-	return a.leads(ctx, m, doing) || made
+	rot := a.rotten()
+	made := a.replicas(ctx, m, rot, doing)
+	return a.leads(ctx, m, rot, doing) || made
 }
 
 // connect tells the connections who belongs to the cluster.

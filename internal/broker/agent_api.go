@@ -91,6 +91,19 @@ func (s membershipServer) Erased(ctx context.Context, req *nodev1.ErasedRequest)
 	return &nodev1.ErasedResponse{}, s.a.b.coord.Left(ctx, partition.PartitionID(req.GetPartition()), r)
 }
 
+// Damaged implements nodev1connect.MembershipServiceHandler.
+func (s membershipServer) Damaged(ctx context.Context, req *nodev1.DamagedRequest) (*nodev1.DamagedResponse, error) {
+	if err := s.a.b.led(uint64(partition.Metadata)); err != nil {
+		return nil, err
+	}
+	r := partition.ReplicaID(req.GetReplica())
+	if r.Node() != s.caller(ctx) {
+		return nil, refuse("BAD_VALUE", "replica", "replica %v is not of the node that says so", r)
+	}
+	_, err := s.a.b.coord.Damaged(ctx, partition.PartitionID(req.GetPartition()), r, req.GetWhy())
+	return &nodev1.DamagedResponse{}, err
+}
+
 // admit lets a machine in, where the metadata log is led. What is wrong with its
 // token, or its folder, is a *peer.ErrRefused.
 func (a *agent) admit(ctx context.Context, req *nodev1.AdmitRequest) (*coordinator.Node, error) {

@@ -14,7 +14,7 @@ import (
 // leads does a leader's part for every partition that is led here: it finishes what
 // the leader before left, and brings the voters to what the map wants. It tells
 // whether there is something to do yet.
-func (a *agent) leads(ctx context.Context, m *coordinator.Map, doing *sync.WaitGroup) (more bool) {
+func (a *agent) leads(ctx context.Context, m *coordinator.Map, rot rotten, doing *sync.WaitGroup) (more bool) {
 	for p := range m.Partitions() {
 		info, err := a.b.host.Info(p.ID)
 		if err != nil || !info.Leading || len(p.Replicas) == 0 {
@@ -35,7 +35,7 @@ func (a *agent) leads(ctx context.Context, m *coordinator.Map, doing *sync.WaitG
 			a.do(ctx, doing, p.ID, "finishing topics and groups", a.b.reconcile)
 			continue
 		}
-		s := a.keeper.Lead(m, p, info, a.others())
+		s := a.keeper.Lead(m, p, info, a.others(), rot[p.ID] != "")
 		more = more || s.Kind != duty.Nothing || s.Waiting
 		a.carry(ctx, doing, p, s)
 	}
@@ -66,14 +66,22 @@ func (a *agent) abandoned(m *coordinator.Map) bool {
 // begins tells whether a partition began to be led here, and that is not attended
 // to yet.
 func (a *agent) begins(id partition.PartitionID) bool {
-	select {
-	case <-a.ready:
-	default:
-		return false // not before the node serves
+	if !a.serves() {
+		return false
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.led[id]
+}
+
+// serves tells whether the node has come up: its map is as new as its start.
+func (a *agent) serves() bool {
+	select {
+	case <-a.ready:
+		return true
+	default:
+		return false
+	}
 }
 
 // begin is what a node does when it begins to lead a partition.

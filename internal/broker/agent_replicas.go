@@ -14,17 +14,15 @@ import (
 
 // replicas makes what the map wants here, and erases what it names as gone. It
 // tells whether there is something to do yet.
-func (a *agent) replicas(ctx context.Context, m *coordinator.Map, doing *sync.WaitGroup) (more bool) {
-	here := map[partition.PartitionID]bool{}
+func (a *agent) replicas(ctx context.Context, m *coordinator.Map, rot rotten, doing *sync.WaitGroup) (more bool) {
 	for _, id := range a.b.host.Partitions() {
-		here[id] = true
 		if m.Deleted(id) {
 			more = true
 			a.do(ctx, doing, id, "erasing a partition whose topic was deleted", func(ctx context.Context) error { return a.b.host.Drop(ctx, id) })
 		}
 	}
 	for p := range m.Partitions() {
-		fn, what := a.replica(m, p, here[p.ID])
+		fn, what := a.replica(m, p, a.own(p, rot))
 		if fn == nil {
 			continue
 		}
@@ -36,14 +34,20 @@ func (a *agent) replicas(ctx context.Context, m *coordinator.Map, doing *sync.Wa
 
 // replica is what is to be done about the replica of one partition here; nil:
 // nothing.
-func (a *agent) replica(m *coordinator.Map, p *coordinator.Partition, here bool) (do func(context.Context) error, what string) {
+func (a *agent) replica(m *coordinator.Map, p *coordinator.Partition, own duty.Own) (do func(context.Context) error, what string) {
 	host, id := a.b.host, p.ID
-	switch t := duty.Replica(m, p, a.b.cfg.Node, here); t.Kind {
+	t := duty.Replica(m, p, a.b.cfg.Node, own, a.isUp)
+	a.noteDamage(p, own, t)
+	switch t.Kind {
 	case duty.Leave:
 	case duty.Drop:
 		return func(ctx context.Context) error { return host.Drop(ctx, id) }, "erasing a partition whose topic is being deleted"
 	case duty.Erase:
 		return func(ctx context.Context) error { return a.erase(ctx, id, t.Replica) }, "erasing a replica that left this node"
+	case duty.Report:
+		return func(ctx context.Context) error { return a.sayDamaged(ctx, id, t.Replica, t.Why) }, "telling of a damaged replica"
+	case duty.Stop:
+		return func(ctx context.Context) error { return host.Condemn(ctx, id, t.Replica, t.Why) }, "stopping a damaged replica"
 	case duty.Create:
 		return func(ctx context.Context) error { return host.CreateReplicas(ctx, id, t.Replica, t.Voters) }, "making a replica"
 	case duty.Join:
@@ -60,6 +64,9 @@ func (a *agent) erase(ctx context.Context, id partition.PartitionID, r partition
 		// Erased before: that may yet be on its way to the disk.
 	case err != nil:
 		return err
+	case info.Replica == 0 && info.Damaged && a.serves():
+		// It does not know itself which it is. The map is as new as this start, and a
+		// node has one replica at a time, so it is the one that the map says.
 	case info.Replica != r:
 		return &partition.ErrOtherReplica{Partition: id, Have: info.Replica, Want: r}
 	}

@@ -145,6 +145,9 @@ func (b *Broker) open(ctx context.Context) error {
 			return
 		}
 		b.log.Error("the store reports a fault", "err", f.Err)
+		if b.started.Load() && b.agent != nil {
+			b.agent.nudge() // it may be a replica that is made anew
+		}
 	}
 	if err := checkRoom(sc); err != nil {
 		return err

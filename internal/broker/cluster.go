@@ -119,13 +119,17 @@ func stuckProto(m *coordinator.Map, stuck []placement.Stuck) (out []*strandmqv1.
 // movingProto lists what is not yet where it is wanted.
 func movingProto(m *coordinator.Map) (out []*strandmqv1.PartitionMove) {
 	for p := range m.Partitions() {
-		if !p.Moving() {
+		again := p.Rebuild.ID.Node()
+		if !p.Moving() && again == 0 {
 			continue
 		}
-		one := &strandmqv1.PartitionMove{Nodes: nodeNumbers(p.Nodes())}
+		one := &strandmqv1.PartitionMove{Nodes: nodeNumbers(p.Nodes()), Why: rebuildText(p)}
+		if _, fed := p.Replica(again); again != 0 && !fed {
+			one.Nodes = append(one.Nodes, uint64(again)) // when the damaged one is erased
+		}
 		one.Topic, one.Partition = placeOf(m, p.ID)
 		for _, l := range p.Leaving {
-			if !l.Out {
+			if !l.Out && l.ID != p.Rebuild.ID {
 				one.Leaving = append(one.Leaving, uint64(l.ID.Node()))
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/http"
 	"runtime/debug"
+	"slices"
 
 	"connectrpc.com/connect"
 
@@ -110,12 +111,23 @@ func (b *Broker) led(id uint64) error {
 	switch {
 	case errors.As(err, new(*partition.ErrUnknownPartition)):
 		return notLed(pid)
+	case err == nil && info.Fault != "" && b.shared(pid):
+		return notLed(pid) // the others go on
 	case err != nil || info.Fault != "":
 		return nil // the call itself says it better
 	case info.Leader != b.cfg.Node:
 		return &partition.ErrNotLeader{Partition: pid, Leader: info.Leader}
 	}
 	return nil
+}
+
+// shared tells whether a partition is to have replicas on other nodes, too.
+func (b *Broker) shared(id partition.PartitionID) bool {
+	if b.coord == nil {
+		return false // it starts
+	}
+	p, ok := b.coord.View().Partition(id)
+	return ok && slices.ContainsFunc(p.Replicas, func(r partition.ReplicaID) bool { return r.Node() != b.cfg.Node })
 }
 
 // where this node leads a partition, call is made there.

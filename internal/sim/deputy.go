@@ -86,16 +86,16 @@ func (d *deputy) pass() {
 			d.do(id, func(done func(error)) { d.erase(id, 0, done) })
 		}
 	}
-	for p := range m.Partitions() {
-		d.task(p.ID, duty.Replica(m, p, n.id, slices.Contains(here, p.ID)))
-		if l, ok := p.Left(n.id); ok && !l.Out && n.s.planted.is("early-erase", 0.05) {
-			d.task(p.ID, duty.Task{Kind: duty.Erase, Replica: l.ID})
-		}
-	}
 	others := duty.Others{
 		Up:   func(o partition.NodeID) bool { return o == n.id || n.there[o] },
 		Stay: func(o partition.NodeID) bool { return o == n.id || n.there[o] && n.s.now-n.upAt[o] >= deputyStay },
 		Fit:  func(o partition.NodeID) bool { return !slices.Contains(n.core.Unfit(), o) },
+	}
+	for p := range m.Partitions() {
+		d.task(p.ID, duty.Replica(m, p, n.id, d.own(p.ID), others.Up))
+		if l, ok := p.Left(n.id); ok && !l.Out && n.s.planted.is("early-erase", 0.05) {
+			d.task(p.ID, duty.Task{Kind: duty.Erase, Replica: l.ID})
+		}
 	}
 	for p := range m.Partitions() {
 		info, err := n.core.Info(p.ID)
@@ -105,8 +105,24 @@ func (d *deputy) pass() {
 		if at, ok := m.Place(p.ID); ok && at.Topic.Phase != coordinator.Ready {
 			continue
 		}
-		d.step(p, d.keeper.Lead(m, p, info, others))
+		d.step(p, d.keeper.Lead(m, p, info, others, n.rot[p.ID]))
 	}
+}
+
+// own is what the node knows of its replica of a partition.
+func (d *deputy) own(id partition.PartitionID) duty.Own {
+	info, err := d.n.core.Info(id)
+	if err != nil {
+		return duty.Own{}
+	}
+	own := duty.Own{Here: true, ID: info.Replica, Leading: info.Leading, Stopped: info.Fault != ""}
+	switch {
+	case info.Damaged:
+		own.Damage = info.Fault
+	case info.Fault == "" && d.n.rot[id]:
+		own.Damage = "it was found damaged"
+	}
+	return own
 }
 
 // do has one thing about a partition done, unless another one is or it has to wait.
@@ -146,6 +162,25 @@ func (d *deputy) task(id partition.PartitionID, t duty.Task) {
 				}
 				d.ask(done, func(l *node) error { return l.coord.Left(context.Background(), id, t.Replica) })
 			})
+		})
+	case duty.Report:
+		d.do(id, func(done func(error)) {
+			n.s.say("%v says that replica %v of %v is damaged", n.id, t.Replica, id)
+			d.ask(done, func(l *node) error {
+				_, err := l.coord.Damaged(context.Background(), id, t.Replica, t.Why)
+				return err
+			})
+		})
+	case duty.Stop:
+		d.do(id, func(done func(error)) {
+			n.s.say("%v stops replica %v of %v: %s", n.id, t.Replica, id, t.Why)
+			w, err := n.core.CondemnNow(id, t.Replica, t.Why)
+			if err != nil || w == nil {
+				done(err)
+				return
+			}
+			n.fly(w, func() { done(nil) })
+			n.send()
 		})
 	case duty.Create:
 		d.do(id, func(done func(error)) {
@@ -210,6 +245,7 @@ func (d *deputy) erase(id partition.PartitionID, r partition.ReplicaID, done fun
 	gone := func() {
 		if n.held[id] == pl {
 			delete(n.held, id)
+			delete(n.rot, id)
 		}
 		done(nil)
 	}
@@ -289,7 +325,8 @@ func (n *node) comesBack() error {
 			n.s.fault("I9: %v: replica %v of %v was on disk and is not there after a restart: %v", n.id, pl.id, p, err)
 		case err != nil:
 			delete(n.held, p) // it had not come to the disk, or erasing it had
-		case info.Fault != "":
+			delete(n.rot, p)
+		case info.Fault != "" && !n.rot[p]:
 			return fmt.Errorf("%v: partition %v came back stopped: %s", n.id, p, info.Fault)
 		default:
 			pl.out = false

@@ -84,6 +84,9 @@ func (j *judge) look(n *node) {
 		if err != nil {
 			continue
 		}
+		if info.Fault != "" && n.rot[p] {
+			continue
+		}
 		if info.Fault != "" {
 			j.s.fault("%v: partition %v stopped: %s", n.id, p, info.Fault)
 			return

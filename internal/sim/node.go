@@ -21,6 +21,7 @@ type node struct {
 	id    partition.NodeID
 	boot  int                              // counts; what was meant for an earlier one is void
 	held  map[partition.PartitionID]*place // the replicas that it was told to have
+	rot   map[partition.PartitionID]bool   // those that are damaged
 	up    bool
 	disk  *disk
 	store *logstore.Store

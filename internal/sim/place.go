@@ -92,6 +92,7 @@ func (n *node) lose() {
 	n.disk = newEmptyDisk()
 	if !n.s.planted.is("reused-id", 1) {
 		clear(n.held)
+		clear(n.rot)
 	}
 }
 
@@ -151,7 +152,7 @@ func (s *Sim) moves() bool {
 		}
 	}
 	for _, n := range s.nodes {
-		if n.up && len(n.deputy.busy) > 0 {
+		if n.up && len(n.deputy.busy) > 0 || !n.broken && len(n.rot) > 0 {
 			return true
 		}
 	}

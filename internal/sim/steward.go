@@ -13,7 +13,7 @@ import (
 )
 
 // clusterKinds are what the steward does.
-var clusterKinds = []string{"grow", "drain", "replace", "move"}
+var clusterKinds = []string{"grow", "drain", "replace", "move", "rot"}
 
 // steward is who runs the cluster: it adds nodes, drains and removes them, replaces
 // those whose disk is lost, gives up some that are well, and moves partitions. What
@@ -88,6 +88,10 @@ func (o *steward) whim(active, draining []*node) {
 		}
 	case "move":
 		o.move(active)
+	case "rot":
+		if n := any(active); o.s.mayLose(n) {
+			o.rot(n)
+		}
 	}
 }
 
@@ -170,6 +174,33 @@ func (o *steward) move(active []*node) {
 		_, err := l.coord.Place(context.Background(), p, nodes)
 		return err
 	}, func() { o.s.count.placed["move"]++ })
+}
+
+// rot has some of what a node has of a partition be damaged: the replica meets it and
+// stops, or it is found while the replica works.
+func (o *steward) rot(n *node) {
+	ps := o.s.parts()
+	p, met := ps[o.r.IntN(len(ps))], o.r.IntN(2) == 0
+	if !n.up {
+		return
+	}
+	info, err := n.core.Info(p)
+	if err != nil || info.Fault != "" || !slices.Contains(info.Voters, info.Replica) {
+		return
+	}
+	n.rot[p] = true
+	o.s.say("%v: replica %v of %v is damaged, and stops: %v", n.id, info.Replica, p, met)
+	if o.s.count.placed["rot"]++; !met {
+		return
+	}
+	w, err := n.core.CondemnNow(p, info.Replica, "its disk gives back something else")
+	if err != nil {
+		n.broke(err)
+		return
+	}
+	n.fly(w, nil)
+	n.send()
+	n.kick()
 }
 
 // undone says what the metadata wants and is not so.

@@ -773,6 +773,107 @@ func (*ErasedResponse) Descriptor() ([]byte, []int) {
 	return file_node_v1_membership_proto_rawDescGZIP(), []int{12}
 }
 
+// DamagedRequest names the replica.
+type DamagedRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	Partition uint64 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The replica, which is on the caller's node.
+	Replica uint64 `protobuf:"varint,2,opt,name=replica,proto3" json:"replica,omitempty"`
+	// What is wrong with it, in words.
+	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DamagedRequest) Reset() {
+	*x = DamagedRequest{}
+	mi := &file_node_v1_membership_proto_msgTypes[13]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DamagedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DamagedRequest) ProtoMessage() {}
+
+func (x *DamagedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_membership_proto_msgTypes[13]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DamagedRequest.ProtoReflect.Descriptor instead.
+func (*DamagedRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{13}
+}
+
+func (x *DamagedRequest) GetPartition() uint64 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *DamagedRequest) GetReplica() uint64 {
+	if x != nil {
+		return x.Replica
+	}
+	return 0
+}
+
+func (x *DamagedRequest) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
+}
+
+// DamagedResponse tells that it is written down.
+type DamagedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DamagedResponse) Reset() {
+	*x = DamagedResponse{}
+	mi := &file_node_v1_membership_proto_msgTypes[14]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DamagedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DamagedResponse) ProtoMessage() {}
+
+func (x *DamagedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_membership_proto_msgTypes[14]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DamagedResponse.ProtoReflect.Descriptor instead.
+func (*DamagedResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{14}
+}
+
 var File_node_v1_membership_proto protoreflect.FileDescriptor
 
 const file_node_v1_membership_proto_rawDesc = "" +
@@ -821,12 +922,18 @@ const file_node_v1_membership_proto_rawDesc = "" +
 	"\rErasedRequest\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12\x18\n" +
 	"\areplica\x18\x02 \x01(\x04R\areplica\"\x10\n" +
-	"\x0eErasedResponse2\x8d\x02\n" +
+	"\x0eErasedResponse\"Z\n" +
+	"\x0eDamagedRequest\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12\x18\n" +
+	"\areplica\x18\x02 \x01(\x04R\areplica\x12\x10\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"\x11\n" +
+	"\x0fDamagedResponse2\xcd\x02\n" +
 	"\x11MembershipService\x128\n" +
 	"\x05Admit\x12\x15.node.v1.AdmitRequest\x1a\x16.node.v1.AdmitResponse\"\x00\x12A\n" +
 	"\bAnnounce\x12\x18.node.v1.AnnounceRequest\x1a\x19.node.v1.AnnounceResponse\"\x00\x12>\n" +
 	"\aReached\x12\x17.node.v1.ReachedRequest\x1a\x18.node.v1.ReachedResponse\"\x00\x12;\n" +
-	"\x06Erased\x12\x16.node.v1.ErasedRequest\x1a\x17.node.v1.ErasedResponse\"\x00B3Z1github.com/strandmq/strandmq/proto/node/v1;nodev1b\x06proto3"
+	"\x06Erased\x12\x16.node.v1.ErasedRequest\x1a\x17.node.v1.ErasedResponse\"\x00\x12>\n" +
+	"\aDamaged\x12\x17.node.v1.DamagedRequest\x1a\x18.node.v1.DamagedResponse\"\x00B3Z1github.com/strandmq/strandmq/proto/node/v1;nodev1b\x06proto3"
 
 var (
 	file_node_v1_membership_proto_rawDescOnce sync.Once
@@ -840,7 +947,7 @@ func file_node_v1_membership_proto_rawDescGZIP() []byte {
 	return file_node_v1_membership_proto_rawDescData
 }
 
-var file_node_v1_membership_proto_msgTypes = make([]protoimpl.MessageInfo, 13)
+var file_node_v1_membership_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
 var file_node_v1_membership_proto_goTypes = []any{
 	(*NodeAddress)(nil),         // 0: node.v1.NodeAddress
 	(*NodeStart)(nil),           // 1: node.v1.NodeStart
@@ -855,6 +962,8 @@ var file_node_v1_membership_proto_goTypes = []any{
 	(*ReachedResponse)(nil),     // 10: node.v1.ReachedResponse
 	(*ErasedRequest)(nil),       // 11: node.v1.ErasedRequest
 	(*ErasedResponse)(nil),      // 12: node.v1.ErasedResponse
+	(*DamagedRequest)(nil),      // 13: node.v1.DamagedRequest
+	(*DamagedResponse)(nil),     // 14: node.v1.DamagedResponse
 }
 var file_node_v1_membership_proto_depIdxs = []int32{
 	1,  // 0: node.v1.NodeAddress.earlier:type_name -> node.v1.NodeStart
@@ -867,12 +976,14 @@ var file_node_v1_membership_proto_depIdxs = []int32{
 	7,  // 7: node.v1.MembershipService.Announce:input_type -> node.v1.AnnounceRequest
 	9,  // 8: node.v1.MembershipService.Reached:input_type -> node.v1.ReachedRequest
 	11, // 9: node.v1.MembershipService.Erased:input_type -> node.v1.ErasedRequest
-	6,  // 10: node.v1.MembershipService.Admit:output_type -> node.v1.AdmitResponse
-	8,  // 11: node.v1.MembershipService.Announce:output_type -> node.v1.AnnounceResponse
-	10, // 12: node.v1.MembershipService.Reached:output_type -> node.v1.ReachedResponse
-	12, // 13: node.v1.MembershipService.Erased:output_type -> node.v1.ErasedResponse
-	10, // [10:14] is the sub-list for method output_type
-	6,  // [6:10] is the sub-list for method input_type
+	13, // 10: node.v1.MembershipService.Damaged:input_type -> node.v1.DamagedRequest
+	6,  // 11: node.v1.MembershipService.Admit:output_type -> node.v1.AdmitResponse
+	8,  // 12: node.v1.MembershipService.Announce:output_type -> node.v1.AnnounceResponse
+	10, // 13: node.v1.MembershipService.Reached:output_type -> node.v1.ReachedResponse
+	12, // 14: node.v1.MembershipService.Erased:output_type -> node.v1.ErasedResponse
+	14, // 15: node.v1.MembershipService.Damaged:output_type -> node.v1.DamagedResponse
+	11, // [11:16] is the sub-list for method output_type
+	6,  // [6:11] is the sub-list for method input_type
 	6,  // [6:6] is the sub-list for extension type_name
 	6,  // [6:6] is the sub-list for extension extendee
 	0,  // [0:6] is the sub-list for field type_name
@@ -889,7 +1000,7 @@ func file_node_v1_membership_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_membership_proto_rawDesc), len(file_node_v1_membership_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   13,
+			NumMessages:   15,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -44,6 +44,9 @@ const (
 	// MembershipServiceErasedProcedure is the fully-qualified name of the MembershipService's Erased
 	// RPC.
 	MembershipServiceErasedProcedure = "/node.v1.MembershipService/Erased"
+	// MembershipServiceDamagedProcedure is the fully-qualified name of the MembershipService's Damaged
+	// RPC.
+	MembershipServiceDamagedProcedure = "/node.v1.MembershipService/Damaged"
 )
 
 // MembershipServiceClient is a client for the node.v1.MembershipService service.
@@ -57,6 +60,9 @@ type MembershipServiceClient interface {
 	Reached(context.Context, *v1.ReachedRequest) (*v1.ReachedResponse, error)
 	// Erased says that the calling node has erased a replica that left it.
 	Erased(context.Context, *v1.ErasedRequest) (*v1.ErasedResponse, error)
+	// Damaged says that a replica on the calling node cannot be trusted, and is to be
+	// made anew from the others.
+	Damaged(context.Context, *v1.DamagedRequest) (*v1.DamagedResponse, error)
 }
 
 // NewMembershipServiceClient constructs a client for the node.v1.MembershipService service. By
@@ -94,6 +100,12 @@ func NewMembershipServiceClient(httpClient connect.HTTPClient, baseURL string, o
 			connect.WithSchema(membershipServiceMethods.ByName("Erased")),
 			connect.WithClientOptions(opts...),
 		),
+		damaged: connect.NewClient[v1.DamagedRequest, v1.DamagedResponse](
+			httpClient,
+			baseURL+MembershipServiceDamagedProcedure,
+			connect.WithSchema(membershipServiceMethods.ByName("Damaged")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -103,6 +115,7 @@ type membershipServiceClient struct {
 	announce *connect.Client[v1.AnnounceRequest, v1.AnnounceResponse]
 	reached  *connect.Client[v1.ReachedRequest, v1.ReachedResponse]
 	erased   *connect.Client[v1.ErasedRequest, v1.ErasedResponse]
+	damaged  *connect.Client[v1.DamagedRequest, v1.DamagedResponse]
 }
 
 // Admit calls node.v1.MembershipService.Admit.
@@ -141,6 +154,15 @@ func (c *membershipServiceClient) Erased(ctx context.Context, req *v1.ErasedRequ
 	return nil, err
 }
 
+// Damaged calls node.v1.MembershipService.Damaged.
+func (c *membershipServiceClient) Damaged(ctx context.Context, req *v1.DamagedRequest) (*v1.DamagedResponse, error) {
+	response, err := c.damaged.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // MembershipServiceHandler is an implementation of the node.v1.MembershipService service.
 type MembershipServiceHandler interface {
 	// Admit lets a machine in by a join token that a node was shown.
@@ -152,6 +174,9 @@ type MembershipServiceHandler interface {
 	Reached(context.Context, *v1.ReachedRequest) (*v1.ReachedResponse, error)
 	// Erased says that the calling node has erased a replica that left it.
 	Erased(context.Context, *v1.ErasedRequest) (*v1.ErasedResponse, error)
+	// Damaged says that a replica on the calling node cannot be trusted, and is to be
+	// made anew from the others.
+	Damaged(context.Context, *v1.DamagedRequest) (*v1.DamagedResponse, error)
 }
 
 // NewMembershipServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -185,6 +210,12 @@ func NewMembershipServiceHandler(svc MembershipServiceHandler, opts ...connect.H
 		connect.WithSchema(membershipServiceMethods.ByName("Erased")),
 		connect.WithHandlerOptions(opts...),
 	)
+	membershipServiceDamagedHandler := connect.NewUnaryHandlerSimple(
+		MembershipServiceDamagedProcedure,
+		svc.Damaged,
+		connect.WithSchema(membershipServiceMethods.ByName("Damaged")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/node.v1.MembershipService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case MembershipServiceAdmitProcedure:
@@ -195,6 +226,8 @@ func NewMembershipServiceHandler(svc MembershipServiceHandler, opts ...connect.H
 			membershipServiceReachedHandler.ServeHTTP(w, r)
 		case MembershipServiceErasedProcedure:
 			membershipServiceErasedHandler.ServeHTTP(w, r)
+		case MembershipServiceDamagedProcedure:
+			membershipServiceDamagedHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -218,4 +251,8 @@ func (UnimplementedMembershipServiceHandler) Reached(context.Context, *v1.Reache
 
 func (UnimplementedMembershipServiceHandler) Erased(context.Context, *v1.ErasedRequest) (*v1.ErasedResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.MembershipService.Erased is not implemented"))
+}
+
+func (UnimplementedMembershipServiceHandler) Damaged(context.Context, *v1.DamagedRequest) (*v1.DamagedResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.MembershipService.Damaged is not implemented"))
 }
