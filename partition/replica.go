@@ -383,7 +383,7 @@ func (r *replica) role(rd *raft.Ready) {
 		lead = rd.SoftState.RaftState == raft.StateLeader
 	}
 	if r.leading && (!lead || term != r.term) {
-		r.leading = false
+		r.leading, r.wake = false, 0 // only a leader's App has turns
 		r.app.Lead(false)
 	}
 	r.term, r.isLead = term, lead

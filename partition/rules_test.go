@@ -241,6 +241,42 @@ func TestVotesDisturbNobody(t *testing.T) {
 	}
 }
 
+// An App that asked for a turn while its replica led has none when another leads, and
+// the node does not wake for it again and again.
+func TestFormerLeaderRests(t *testing.T) {
+	r := newRig(t, 3, 1)
+	a, b := r.nodes[1].core, r.nodes[2].core
+	for _, n := range r.sorted() {
+		n.core.replicas[1].app.(*counter).drive = func(_ *counter, now Millis, _ Log) ([][]byte, Millis) { return nil, now + 10 }
+	}
+	r.publish(r.nodes[1], 1, "k")
+	r.settle()
+	r.says("n1 answers: 0")
+	if a.nextWake() != r.now+10 || b.nextWake() != never {
+		t.Fatalf("n1 wakes at %v, n2 at %v; it is %v", a.nextWake(), b.nextWake(), r.now)
+	}
+	a.transferTo(1, NodeID(2).Replica(), func(error) {})
+	r.settle()
+	if !b.replicas[1].leading {
+		t.Fatal("n2 does not lead")
+	}
+	for range 3 {
+		r.now += 20
+		for _, n := range r.sorted() {
+			n.core.due(r.now)
+		}
+		r.settle()
+	}
+	if a.nextWake() != never || b.nextWake() != r.now+10 {
+		t.Fatalf("n1 wakes at %v, n2 at %v; it is %v", a.nextWake(), b.nextWake(), r.now)
+	}
+	b.transferTo(1, NodeID(1).Replica(), func(error) {})
+	r.settle()
+	if a.nextWake() != r.now+10 || b.replicas[1].wake != 0 {
+		t.Fatalf("n1 leads again, and wakes at %v; it is %v", a.nextWake(), r.now)
+	}
+}
+
 // A replica that lost what it had acknowledged stops, alone: its neighbours on the
 // node and the other replicas go on.
 func TestLostLogStopsItsReplica(t *testing.T) {
