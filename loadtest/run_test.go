@@ -47,7 +47,8 @@ type bookGroup struct {
 	state []bookMessage
 	dead  []int
 	from  int
-	joins int // sessions so far
+	todo  []int // messages to look at
+	joins int   // sessions so far
 }
 
 type bookMessage struct {
@@ -162,11 +163,14 @@ func (s *bookSession) take(most int) (out []Delivery) {
 	b, g := s.b, s.g
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for len(g.state) < len(b.log) {
+	for i := len(g.state); i < len(b.log); i++ {
 		g.state = append(g.state, bookMessage{})
+		if i >= g.from {
+			g.todo = append(g.todo, i)
+		}
 	}
-	for b.plant != "repeat" && g.from < len(b.log) && g.state[g.from].done {
-		g.from++ // it is looked at no more
+	if b.plant != "repeat" { // what is done is looked at no more
+		g.todo = slices.DeleteFunc(g.todo, func(i int) bool { return g.state[i].done })
 	}
 	now := time.Now()
 	busy, given := map[string]bool{}, map[string]bool{}
@@ -180,7 +184,10 @@ func (s *bookSession) take(most int) (out []Delivery) {
 			Token: strconv.Itoa(i) + "/" + strconv.Itoa(int(m.attempt)), Deadline: m.deadline.UnixMilli(),
 		})
 	}
-	for i := g.from; i < len(b.log) && len(out) < most; i++ {
+	for _, i := range g.todo {
+		if len(out) >= most {
+			break
+		}
 		m, key := &g.state[i], b.log[i].Key
 		if m.out && now.After(m.deadline.Add(time.Millisecond)) {
 			m.out = false

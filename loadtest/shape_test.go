@@ -22,9 +22,9 @@ func quick(t testing.TB, name string) (Shape, Config) {
 		s.Rate = 1000
 	}
 	if s.Backlog > 0 {
-		s.Backlog = 300
+		s.Backlog, s.Time = 300, hour // published as long as it takes, and no longer
 	}
-	return s, Config{Partitions: 1, InFlight: 64, DrainFor: time.Minute, AckDeadline: time.Minute}
+	return s, Config{Partitions: 1, InFlight: 64, DrainFor: 3 * time.Minute, AckDeadline: 3 * time.Minute}
 }
 
 // hour is a time that no shape is measured for here: it is cut short, or the test hangs.

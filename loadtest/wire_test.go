@@ -253,7 +253,7 @@ func (w *wired) Consume(ctx context.Context, s *connect.BidiStream[strandmqv1.Co
 	}()
 	credits, number := int(first.GetCredits()), uint64(0)
 	tokens := map[uint64]string{}
-	tick := time.NewTicker(time.Millisecond) // the textbook tells nobody of what is new
+	tick := time.NewTicker(2 * time.Millisecond) // the textbook tells nobody of what is new
 	defer tick.Stop()
 	for {
 		var req *strandmqv1.ConsumeRequest
