@@ -23,22 +23,24 @@ import (
 // order, and a retry gets the first copy's receipt. Two producers work at a
 // time, one with sequence numbers and one with message ids.
 func dedupeOverKills(t *testing.T, s *stage) {
-	total := uint64(10_000)
+	total, kills := uint64(10_000), 8
 	if testing.Short() {
 		total = 1_500
+	}
+	if s.nodes() > 1 {
+		total, kills = 3_000, 6 // each takes seconds
 	}
 	seed := uint64(envNumber(t, "STRANDMQ_SEED", int(time.Now().UnixNano()%1_000_000)))
 	t.Logf("STRANDMQ_SEED=%d", seed)
 	// Both reach each milestone before the broker is killed in their work.
-	const kills = 8
 	var producers []*producer
 	for i, ids := range []bool{false, true} {
 		topic := []string{"c16-sequences", "c16-ids"}[i]
 		s.scene(t, topic, 1, nil, nil)
 		producers = append(producers, &producer{
 			t: t, topic: topic, ids: ids, total: total, offsets: make(map[uint64]uint64), r: rand.New(rand.NewPCG(seed, uint64(i))),
-			api:        strandmqv1connect.NewPublishServiceClient(newHTTPClient(t), s.p.url),
-			milestones: make(chan struct{}, kills), every: total / (kills + 1),
+			api:        strandmqv1connect.NewPublishServiceClient(newHTTPClient(t), s.url()),
+			milestones: make(chan struct{}, kills), every: total / uint64(kills+1),
 		})
 	}
 	var working sync.WaitGroup
@@ -50,17 +52,23 @@ func dedupeOverKills(t *testing.T, s *stage) {
 		for _, p := range producers {
 			<-p.milestones
 		}
-		if i == kills/2 {
-			s.stopAndStart()
-		} else {
-			s.restart()
+		topic := producers[i%2].topic
+		switch {
+		case i == kills/2:
+			s.handOver(topic)
+		case s.nodes() > 1 && i == 1:
+			s.pause(topic, nil)
+		case s.nodes() > 1 && i == 4:
+			s.dark(topic)
+		default:
+			s.crash(topic)
 		}
 	}
 	working.Wait()
 	if t.Failed() {
 		return
 	}
-	s.restart()
+	s.crash(producers[0].topic)
 	for _, p := range producers {
 		t.Logf("%s: %d calls, %d answers lost, %d duplicates", p.topic, p.calls, p.lost, p.duplicates)
 		// Of each ten calls one loses its answer: that it is fewer than one of a hundred,
@@ -114,6 +122,23 @@ func (p *producer) send(ctx context.Context, first uint64, messages ...*strandmq
 		return nil, fmt.Errorf("%d results for %d messages", len(res.GetResults()), len(messages))
 	}
 	return res.GetResults(), nil
+}
+
+// sent sends, until it is known what became of each.
+func (p *producer) sent(first uint64, messages ...*strandmqv1.Message) []*strandmqv1.PublishResult {
+	p.t.Helper()
+	return insist(p.t, func() ([]*strandmqv1.PublishResult, error) {
+		results, err := p.send(p.t.Context(), first, messages...)
+		if err != nil {
+			return nil, explain(err, p.topic)
+		}
+		for _, r := range results {
+			if again(r.GetProblem()) {
+				return nil, errAgain
+			}
+		}
+		return results, nil
+	})
 }
 
 // receipt notes a receipt, which must be that of the first copy.
@@ -198,7 +223,7 @@ func (p *producer) resend(from uint64) {
 			for i := next; i < next+size && i <= p.total; i++ {
 				list = append(list, p.message(i))
 			}
-			for i, r := range given(p.send(p.t.Context(), next, list...))(p.t) {
+			for i, r := range p.sent(next, list...) {
 				if r.GetProblem() != nil {
 					p.t.Errorf("%s: resent number %d: %v", p.topic, next+uint64(i), r.GetProblem())
 					continue
@@ -218,7 +243,7 @@ func (p *producer) reuse() {
 	for _, n := range []uint64{1, p.total / 2, p.total} {
 		m := p.message(n)
 		m.Body = &strandmqv1.Message_Text{Text: "another body"}
-		r := given(p.send(p.t.Context(), n, m))(p.t)[0]
+		r := p.sent(n, m)[0]
 		if r.GetReceipt() != nil || r.GetProblem().GetReason() != want {
 			p.t.Errorf("%s: number %d with another body: %v, want %s", p.topic, n, r, want)
 		}
@@ -226,7 +251,7 @@ func (p *producer) reuse() {
 	if p.ids {
 		return
 	}
-	r := given(p.send(p.t.Context(), p.total+2, p.message(p.total+2)))(p.t)[0]
+	r := p.sent(p.total+2, p.message(p.total+2))[0]
 	if r.GetReceipt() != nil || r.GetProblem().GetReason() != "SEQUENCE_GAP" {
 		p.t.Errorf("%s: a gap: %v, want SEQUENCE_GAP", p.topic, r)
 	}

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"slices"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
@@ -190,10 +192,38 @@ type desk struct {
 func (y *scene) desk(l *ledger, name string) *desk {
 	y.t.Helper()
 	d := &desk{y: y, l: l, name: name, transport: &http.Transport{}}
-	d.consume = strandmqv1connect.NewConsumeServiceClient(&http.Client{Transport: d.transport}, y.s.p.url, connect.WithAcceptCompression("gzip", nil, nil))
+	d.consume = strandmqv1connect.NewConsumeServiceClient(&http.Client{Transport: d.transport}, y.s.url(), connect.WithAcceptCompression("gzip", nil, nil))
 	y.t.Cleanup(d.transport.CloseIdleConnections)
-	d.session = given(ask(y.t.Context(), d.consume.Join, &strandmqv1.JoinRequest{Topic: y.topic, Group: l.group, Member: name}))(y.t).GetSession()
+	d.session = looks(y.t, said(d.consume.Join), &strandmqv1.JoinRequest{Topic: y.topic, Group: l.group, Member: name}).GetSession()
 	return d
+}
+
+// said gives a call's errors the words and the meaning that they have to a client.
+func said[Req, Res any](call func(context.Context, *Req) (*Res, error)) func(context.Context, *Req) (*Res, error) {
+	return func(ctx context.Context, req *Req) (*Res, error) {
+		res, err := call(ctx, req)
+		if err != nil && !errors.Is(ctx.Err(), context.Canceled) {
+			err = explain(err, "the case's broker")
+		}
+		return res, err
+	}
+}
+
+// unchanged tells whether a delivery that is asked for again is as it was. Who leads since
+// may give it more time than the one before said, and never less: the time that passed while
+// nobody led is not taken from it.
+func unchanged(now, was seen) bool {
+	a, b := proto.CloneOf(now.Delivery), proto.CloneOf(was.Delivery)
+	later := !a.GetDeadline().AsTime().Before(b.GetDeadline().AsTime().Add(-millisecond))
+	a.Deadline, b.Deadline = nil, nil
+	return later && proto.Equal(a, b)
+}
+
+// at is the member by another way to the brokers.
+func (d *desk) at(by *clients) *desk {
+	e := *d
+	e.consume = by.consume
+	return &e
 }
 
 // vanish cuts the member's connections. It says nothing more.
@@ -202,14 +232,19 @@ func (d *desk) vanish() { d.transport.CloseIdleConnections() }
 // ask receives under a new request id: only what no earlier call was given.
 // Without fresh it gets what is outstanding again.
 func (d *desk) ask(ctx context.Context, n uint32, wait time.Duration, fresh bool) ([]seen, error) {
+	id := ""
+	if fresh {
+		id = newRequestID()
+	}
+	return d.askAs(ctx, id, n, wait)
+}
+
+func (d *desk) askAs(ctx context.Context, id string, n uint32, wait time.Duration) ([]seen, error) {
 	req := &strandmqv1.ReceiveRequest{
 		Topic: d.y.topic, Group: d.l.group, Member: d.name, Session: d.session, MaxMessages: n, WaitMs: wait.Milliseconds(),
-		BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES,
+		BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES, RequestId: id,
 	}
-	if fresh {
-		req.RequestId = newRequestID()
-	}
-	res, err := d.consume.Receive(ctx, req)
+	res, err := said(d.consume.Receive)(ctx, req)
 	if err != nil {
 		return nil, err
 	}
@@ -225,7 +260,14 @@ func (d *desk) ask(ctx context.Context, n uint32, wait time.Duration, fresh bool
 
 func (d *desk) receive(n uint32, wait time.Duration) []seen {
 	d.y.t.Helper()
-	return given(d.ask(d.y.t.Context(), n, wait, true))(d.y.t)
+	id := newRequestID() // the same when it is asked again: a lost answer costs nothing
+	return insist(d.y.t, func() ([]seen, error) { return d.askAs(d.y.t.Context(), id, n, wait) })
+}
+
+// held is what the member holds.
+func (d *desk) held() []seen {
+	d.y.t.Helper()
+	return insist(d.y.t, func() ([]seen, error) { return d.askAs(d.y.t.Context(), "", 1000, 0) })
 }
 
 // take waits for one delivery, which must be a certain message and attempt,
@@ -256,10 +298,14 @@ func (d *desk) nothing(why string) {
 
 // settle settles one delivery.
 func (d *desk) settle(x seen, action strandmqv1.SettleAction, reason string, delay time.Duration) (*strandmqv1.SettleResult, error) {
+	return d.settleIn(d.y.t.Context(), x, action, reason, delay)
+}
+
+func (d *desk) settleIn(ctx context.Context, x seen, action strandmqv1.SettleAction, reason string, delay time.Duration) (*strandmqv1.SettleResult, error) {
 	if action == ack {
 		d.l.acking(x)
 	}
-	res, err := d.consume.Settle(d.y.t.Context(), &strandmqv1.SettleRequest{
+	res, err := said(d.consume.Settle)(ctx, &strandmqv1.SettleRequest{
 		Topic: d.y.topic, Group: d.l.group, Member: d.name,
 		Settlements: []*strandmqv1.Settlement{{Token: x.GetToken(), Action: action, Reason: reason, DelayMs: delay.Milliseconds()}},
 	})
@@ -276,10 +322,22 @@ func (d *desk) settle(x seen, action strandmqv1.SettleAction, reason string, del
 	return r, nil
 }
 
+// settled settles one delivery, until it is known what became of that.
+func (d *desk) settled(x seen, action strandmqv1.SettleAction, reason string, delay time.Duration) *strandmqv1.SettleResult {
+	d.y.t.Helper()
+	return insist(d.y.t, func() (*strandmqv1.SettleResult, error) {
+		r, err := d.settle(x, action, reason, delay)
+		if err == nil && again(r.GetProblem()) {
+			return nil, errAgain
+		}
+		return r, err
+	})
+}
+
 // done settles one delivery, which must succeed.
 func (d *desk) done(x seen, action strandmqv1.SettleAction, reason string) *strandmqv1.SettleResult {
 	d.y.t.Helper()
-	r := given(d.settle(x, action, reason, 0))(d.y.t)
+	r := d.settled(x, action, reason, 0)
 	if r.GetProblem() != nil {
 		d.y.t.Fatalf("%s: %s of %s: %v", d.l.group, action, x, r.GetProblem())
 	}
@@ -297,7 +355,13 @@ func (d *desk) doneAll(list []seen) {
 		req.Settlements = append(req.Settlements, &strandmqv1.Settlement{Token: x.GetToken(), Action: ack})
 		d.l.acking(x)
 	}
-	res := given(d.consume.Settle(d.y.t.Context(), req))(d.y.t)
+	res := insist(d.y.t, func() (*strandmqv1.SettleResponse, error) {
+		res, err := said(d.consume.Settle)(d.y.t.Context(), req)
+		if slices.ContainsFunc(res.GetResults(), func(r *strandmqv1.SettleResult) bool { return again(r.GetProblem()) }) {
+			return nil, errAgain
+		}
+		return res, err
+	})
 	for i, r := range res.GetResults() {
 		if r.GetProblem() != nil {
 			d.y.t.Fatalf("%s: the ack of %s: %v", d.l.group, list[i], r.GetProblem())
@@ -310,7 +374,11 @@ func (d *desk) doneAll(list []seen) {
 // in time, and gives it.
 func (d *desk) lapse(x seen) time.Time {
 	d.y.t.Helper()
-	r := given(d.settle(x, extend, "", millisecond))(d.y.t)
+	r := d.settled(x, extend, "", millisecond)
+	if r.GetProblem().GetReason() == "STALE_DELIVERY" && d.y.s.nodes() > 1 {
+		// A node that did not hear what became of it asked again, and it had lapsed.
+		return time.Now()
+	}
 	if r.GetProblem() != nil {
 		d.y.t.Fatalf("%s: the deadline of %s: %v", d.l.group, x, r.GetProblem())
 	}

@@ -25,6 +25,7 @@ import (
 type squadron struct {
 	t      *testing.T
 	binary string
+	args   []string // further ones of serve, of every node
 	nodes  []*ship
 	any    *clients // by whichever node takes the connection
 }
@@ -75,8 +76,8 @@ func freePort(t *testing.T) string {
 
 // startSquadron starts a node in each berth, the first alone and the others by joining it,
 // and waits until the cluster is whole. It ends with the test.
-func startSquadron(t *testing.T, berths []berth) *squadron {
-	f := &squadron{t: t, binary: buildBroker(t)}
+func startSquadron(t *testing.T, berths []berth, args ...string) *squadron {
+	f := &squadron{t: t, binary: buildBroker(t), args: args}
 	logs := t.TempDir()
 	for i, p := range berths {
 		s := &ship{
@@ -161,7 +162,8 @@ func (f *squadron) start(s *ship, token string, more ...string) {
 		f.t.Fatal(err)
 	}
 	defer log.Close()
-	args := append([]string{"serve", "--data", s.data, "--listen", s.listen, "--peer-listen", s.peer, "--log-format", "text"}, more...)
+	args := append([]string{"serve", "--data", s.data, "--listen", s.listen, "--peer-listen", s.peer, "--log-format", "text"}, f.args...)
+	args = append(args, more...)
 	s.cmd = exec.Command(f.binary, args...)
 	s.cmd.Stderr = log
 	s.cmd.Env = append(os.Environ(), "STRANDMQ_JOIN_TOKEN="+token)

@@ -344,7 +344,7 @@ func readBack(ctx context.Context, t *testing.T, api *clients, topic string) (lo
 	}); err != nil {
 		t.Fatal(err)
 	}
-	m := &member{api: api, topic: topic, group: group, name: "reader"}
+	m := &member{api: api, topic: topic, group: group, name: "reader", retryFor: patience} // a lead may move
 	if err := m.join(ctx); err != nil {
 		t.Fatal(err)
 	}
