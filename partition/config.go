@@ -63,7 +63,7 @@ type Config struct {
 
 	// TailCacheBytes bounds what of all partitions is kept in memory for readers:
 	// three quarters are for the newest batches, one for what groups that lag read
-	// from disk, so that it is read once. Default 64 MiB; below 1 MiB readers go to
+	// from disk, so that it is read once. Default 32 MiB; below 1 MiB readers go to
 	// disk, below 8 MiB groups that lag read twice.
 	TailCacheBytes int64
 	// QueueBytes bounds what waits to be written on this node, batches and
@@ -143,7 +143,7 @@ func (c Config) withDefaults() Config {
 	if c.Name == nil {
 		c.Name = PartitionID.String
 	}
-	def(&c.TailCacheBytes, 64<<20)
+	def(&c.TailCacheBytes, 32<<20)
 	def(&c.QueueBytes, 64<<20)
 	def(&c.PartitionQueueBytes, 8<<20)
 	def(&c.ReceiveBytes, 64<<20)

@@ -17,7 +17,8 @@ import (
 
 // The benchmarks here go through the API, from client to disk and back. Each is
 // also told as a share of what bare Pebble commits of the same message bytes in
-// the same run ("of-raw").
+// the same run ("of-raw"), and those that publish as a share of the same calls to a
+// service that does nothing ("of-bare").
 
 const benchPartitions = 8
 
@@ -33,14 +34,17 @@ func rawBatches(b *testing.B, size, committers int) float64 {
 }
 
 func benchBroker(b *testing.B, json bool) api {
-	n := start(b, b.TempDir())
+	a := benchCaller(b, start(b, b.TempDir()).URL(), json)
+	a.topic(b, "t", benchPartitions)
+	return a
+}
+
+func benchCaller(b *testing.B, url string, json bool) api {
 	opts := []connect.ClientOption{connect.WithAcceptCompression("gzip", nil, nil)}
 	if json {
 		opts = append(opts, connect.WithProtoJSON())
 	}
-	a := newAPI(b, n.URL(), opts...)
-	a.topic(b, "t", benchPartitions)
-	return a
+	return newAPI(b, url, opts...)
 }
 
 func BenchmarkPublish(b *testing.B) {
@@ -51,11 +55,17 @@ func BenchmarkPublish(b *testing.B) {
 	}{{1, 1024, false}, {500, 100, false}, {100, 1024, false}, {100, 1024, true}} {
 		b.Run(fmt.Sprintf("batch=%d/size=%d/json=%v", c.batch, c.size, c.json), func(b *testing.B) {
 			raw := rawBatches(b, c.batch*c.size, callers)
-			a := benchBroker(b, c.json)
 			var ms []*strandmqv1.Message
 			for i := range c.batch {
 				ms = append(ms, msg(fmt.Sprint("key-", i), strings.Repeat("x", c.size)))
 			}
+			bare := bareCalls(b, callers, func(url string) api { return benchCaller(b, url, c.json) }, func(c context.Context, a api) func() error {
+				return func() error {
+					_, err := a.publish.Publish(c, &strandmqv1.PublishRequest{Topic: "t", Messages: ms})
+					return err
+				}
+			})
+			a := benchBroker(b, c.json)
 			b.SetBytes(int64(c.batch * c.size))
 			b.ResetTimer()
 			var left atomic.Int64
@@ -77,6 +87,7 @@ func BenchmarkPublish(b *testing.B) {
 			perSecond := float64(b.N) / b.Elapsed().Seconds()
 			b.ReportMetric(perSecond*float64(c.batch), "msg/s")
 			b.ReportMetric(perSecond/raw, "of-raw")
+			b.ReportMetric(perSecond/bare, "of-bare")
 		})
 	}
 }

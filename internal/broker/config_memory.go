@@ -25,7 +25,7 @@ func (c Config) Within(memory int64) (_ Config, heap int64) {
 	}
 	share(&c.StreamMemory, 12, DefaultStreamMemory, leastStreamMemory)
 	share(&c.RequestBytes, 8, defaultRequestBytes, leastRequestBytes)
-	share(&c.Host.TailCacheBytes, 6, 64<<20, 4<<20)
+	share(&c.Host.TailCacheBytes, 6, 32<<20, 4<<20)
 	share(&c.Host.QueueBytes, 6, 64<<20, 8<<20)
 	share(&c.Host.NodeRowBytes, 6, 64<<20, 4<<20)
 	share(&c.Host.IDFilterBytes, 4, 32<<20, 4<<20)

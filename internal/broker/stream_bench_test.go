@@ -47,6 +47,20 @@ func BenchmarkPublishStream(b *testing.B) {
 			raw := rawBatches(b, c.batch*c.size, 16)
 			a := benchStreams(b)
 			batches := benchRecords(a.route(b, "t"), c.batch, c.size)
+			bare := bareCalls(b, c.streams, func(url string) api { return apiOver(httpClient(b, true), url) }, func(ctx context.Context, a api) func() error {
+				s := a.publishStream(b, ctx)
+				sent, answered := 0, 0
+				return func() error { // as many on the way as below
+					for ; sent-answered < c.window; sent++ {
+						if err := s.Send(&strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{{Topic: "t", RecordBatch: batches[0]}}}); err != nil {
+							return err
+						}
+					}
+					_, err := s.Receive()
+					answered++
+					return err
+				}
+			})
 			b.SetBytes(int64(c.batch * c.size))
 			b.ReportAllocs()
 			b.ResetTimer()
@@ -84,6 +98,7 @@ func BenchmarkPublishStream(b *testing.B) {
 			perSecond := float64(b.N) / b.Elapsed().Seconds()
 			b.ReportMetric(perSecond*float64(c.batch), "msg/s")
 			b.ReportMetric(perSecond/raw, "of-raw")
+			b.ReportMetric(perSecond/bare, "of-bare")
 		})
 	}
 }
