@@ -77,7 +77,17 @@ func startError(err error, store logstore.Config) error {
 		reason = FolderForeign
 	case errors.As(err, &newer):
 		reason = FolderNewer
-	case errors.As(err, &damaged), errors.As(err, &stopped):
+	case errors.As(err, &damaged):
+		reason = FolderDamaged
+	case errors.As(err, &stopped) && stopped.Newer == nil:
+		// Only the metadata log keeps a node from starting.
+		what := "the metadata log, which has all topics and groups"
+		if at := stopped.Entries(); at != "" {
+			what += " (" + at + ")"
+		}
+		return &StartError{Reason: FolderDamaged, Err: err, Text: fmt.Sprintf(
+			"the folder %s is damaged: %s, does not read: %s; nothing was changed: restore the folder from a backup, or, where other nodes of a cluster have it, join anew with an empty folder and replace this node", store.Dir, what, stopped.Why)}
+	case errors.As(err, &stopped):
 		reason = FolderDamaged
 	case errors.As(err, &another), errors.As(err, &oldBoot), errors.As(err, &gone):
 		reason = NodeRefused

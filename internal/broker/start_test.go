@@ -12,6 +12,7 @@ import (
 
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
+	"github.com/strandmq/strandmq/partition/logstore"
 )
 
 func TestStartErrors(t *testing.T) {
@@ -119,6 +120,24 @@ func TestStartDamaged(t *testing.T) {
 	var se *StartError
 	if !errors.As(err, &se) || se.Reason != FolderDamaged {
 		t.Fatalf("got %v, want %s", err, FolderDamaged)
+	}
+}
+
+// What keeps a node from starting is called what people call it, with its folder and a way
+// out that there is.
+func TestDamagedMetadataIsTold(t *testing.T) {
+	err := startError(&partition.ErrDamaged{Partition: partition.Metadata, From: 3, To: 7, Why: "stored data does not read"}, logstore.Config{Dir: "data"})
+	var se *StartError
+	if !errors.As(err, &se) || se.Reason != FolderDamaged {
+		t.Fatalf("got %v, want %s", err, FolderDamaged)
+	}
+	for _, want := range []string{"the folder data", "the metadata log", "entries 3 to 7", "does not read", "restore the folder"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q does not say %q", err, want)
+		}
+	}
+	if strings.Contains(err.Error(), "p0") {
+		t.Errorf("%q has a number that nobody knows", err)
 	}
 }
 

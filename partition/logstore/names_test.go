@@ -143,6 +143,36 @@ func TestNamesOfEverything(t *testing.T) {
 	}
 }
 
+// The same where the witness is gone or does not read.
+func TestNamesWithoutWitness(t *testing.T) {
+	for what, spoil := range map[string]func(t *testing.T, mem *vfs.MemFS, at string){
+		"gone": func(t *testing.T, mem *vfs.MemFS, at string) { must(t, mem.Remove(at)) },
+		"zeroed": func(t *testing.T, mem *vfs.MemFS, at string) {
+			b, err := readAll(mem, at)
+			must(t, err)
+			f, err := mem.Create(at, vfs.WriteCategoryUnspecified)
+			must(t, err)
+			_, err = f.Write(make([]byte, len(b)))
+			must(t, errors.Join(err, f.Close()))
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			mem := vfs.NewMem()
+			cfg := testConfig(mem)
+			s := mustOpen(t, cfg)
+			commit(t, s, func(b *Batch) { _ = b.Append(3, []Entry{entry(1, 1, 10)}) })
+			must(t, s.Name(map[uint64]string{3: "partition 0 of topic orders"}))
+			must(t, s.Close())
+			spoil(t, mem, mem.PathJoin(cfg.Dir, witnessName))
+			_, err := Open(cfg)
+			var d *ErrDamaged
+			if !errors.As(err, &d) || !strings.Contains(err.Error(), "file "+witnessName) || !strings.Contains(err.Error(), "affected: partition 0 of topic orders, from entry 1 on") {
+				t.Errorf("what is affected? %v", err)
+			}
+		})
+	}
+}
+
 // One form for every range.
 func TestEntries(t *testing.T) {
 	for want, r := range map[string]Range{

@@ -73,6 +73,7 @@ func (s *Store) abandon() error {
 }
 
 func (s *Store) open() error {
+	s.loadNames() // first: whatever is wrong is told by them
 	if _, err := s.lookAt(); err != nil {
 		return err
 	}
@@ -87,7 +88,6 @@ func (s *Store) open() error {
 	}
 	var t testimony
 	if !fresh {
-		s.loadNames()
 		if t, fresh, err = s.readWitness(); err != nil {
 			return err
 		}
