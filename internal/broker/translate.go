@@ -219,7 +219,7 @@ func (x explainer) partitionError(err error) *refusal {
 	case errors.As(err, &id):
 		return refuse("ID_REUSED", "id", "message id %s is taken: %s holds another message with this id and key at offset %d: use a new id", plain.Quote(id.ID), x.partition(id.Partition), id.Offset)
 	case errors.As(err, &behind):
-		return refuse("NOT_SENT", "", "not stored, since a message before it in the call must be stored first and was refused: send both again, in order")
+		return refuse("NOT_SENT", "", "%s did not store it, since a message before it in the call must be stored first and was refused: send both again, in order", x.partition(behind.Partition))
 	case errors.As(err, &old):
 		return refuse("SEQUENCE_EXPIRED", "", "producer %s used sequence %d before: that message was stored in %s, and retention has removed it since: go on with the next one",
 			plain.Quote(old.Producer), x.sequence(old.Sequence), x.partition(old.Partition))

@@ -29,7 +29,7 @@ func TestRefusalsNameTheTopicsPartitions(t *testing.T) {
 	id := topic.Partitions[1].ID
 	list := []error{
 		&partition.ErrUnknownPartition{}, &partition.ErrFull{}, &partition.ErrDiskStuck{}, &partition.ErrNotLeader{}, &partition.ErrOutcomeUnknown{},
-		&partition.ErrNotStored{}, &partition.ErrDamaged{}, &partition.ErrUnreadable{}, &partition.ErrExpired{}, &partition.ErrIDReused{},
+		&partition.ErrNotStored{}, &partition.ErrDamaged{}, &partition.ErrUnreadable{}, &partition.ErrExpired{}, &partition.ErrIDReused{}, &partition.ErrBehind{},
 		&partition.ErrSequenceGap{}, &partition.ErrSequenceReused{}, &partition.ErrSequenceExpired{},
 		&consumer.ErrUnknownGroup{}, &consumer.ErrNotDead{}, &consumer.ErrReplayLimit{}, &consumer.ErrReplaying{},
 	}

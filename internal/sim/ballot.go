@@ -47,6 +47,30 @@ func (j *judge) vote(b *book, voter, of partition.ReplicaID, term uint64) {
 	b.votes[k] = of
 }
 
+// remembers: how a replica voted before its node was started again is on its disk (I4).
+func (j *judge) remembers(n *node) {
+	for _, p := range n.s.logs() {
+		b := j.logs[p]
+		info, err := n.core.Info(p)
+		if b == nil || err != nil || info.Fault != "" {
+			continue
+		}
+		h, err := n.store.HardState(uint64(p))
+		if err != nil {
+			continue
+		}
+		said, of := ballot{info.Replica, h.Term}, partition.ReplicaID(0)
+		for k, v := range b.votes {
+			if k.voter == said.voter && k.term >= said.term {
+				said, of = k, v
+			}
+		}
+		if of != 0 && (said.term > h.Term || of != partition.ReplicaID(h.Vote)) {
+			j.s.fault("I4: replica %v of %v voted for %v in term %d, and its disk has a vote for %v in term %d", said.voter, p, of, said.term, partition.ReplicaID(h.Vote), h.Term)
+		}
+	}
+}
+
 // onDisk takes note of how far a replica's log is durable.
 func (j *judge) onDisk(p partition.PartitionID, id partition.ReplicaID, last partition.Index) {
 	if j.durable[p] == nil {

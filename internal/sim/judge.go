@@ -341,6 +341,7 @@ func (j *judge) stopping(n *node) {
 }
 
 func (j *judge) restarted(n *node) {
+	j.remembers(n)
 	for _, p := range j.s.logs() {
 		j.state(n, j.logs[p])
 	}
