@@ -169,23 +169,7 @@ func TestPublishThroughCuts(t *testing.T) {
 	}
 	got := make([]receipt, messages)
 	var told atomic.Int64
-	stop := make(chan struct{})
-	var cutter sync.WaitGroup
-	var cuts int
-	cutter.Go(func() {
-		for last := int64(-1); ; {
-			select {
-			case <-stop:
-				return
-			case <-time.After(10 * time.Millisecond):
-			}
-			// Cut again only when something got through, or it would never end.
-			if n := told.Load(); n > last+50 {
-				last = n
-				cuts += r.cut()
-			}
-		}
-	})
+	cuts := 0
 	for i := range messages {
 		p.PublishAsync(within(t), client.Message{Key: fmt.Sprint("k", i%keys), Body: fmt.Append(nil, i)}, func(at client.Receipt, err error) {
 			if err != nil {
@@ -194,12 +178,18 @@ func TestPublishThroughCuts(t *testing.T) {
 			got[i] = receipt{at.Partition, at.Offset}
 			told.Add(1)
 		})
+		// Cut among what is on its way, and again only when more got through, or it would
+		// never end.
+		if i%400 == 399 {
+			for told.Load() < int64(i-300) {
+				time.Sleep(time.Millisecond) // between two looks
+			}
+			cuts += r.cut()
+		}
 	}
 	if err := p.Close(within(t)); err != nil {
 		t.Fatal(err)
 	}
-	close(stop)
-	cutter.Wait()
 	if n := stored(t, b.Client, "orders"); n != messages || told.Load() != messages {
 		t.Errorf("%d stored and %d told of %d", n, told.Load(), messages)
 	}
