@@ -88,7 +88,7 @@ type hand struct {
 	most         int // handlers at once
 	draining     bool
 
-	held    map[uint64]*task // of this session, by number, until confirmed
+	held    map[uint64]*task // of the session, by number, until confirmed
 	places  map[place]*task  // the same by message
 	waiting []*task          // in the order in which they came
 	running int              // handlers, of lost deliveries too
@@ -249,7 +249,7 @@ func count[K comparable](m map[K]int, k K, n int) {
 	}
 }
 
-// decide settles a delivery of this session.
+// decide settles a delivery of the session that is open.
 func (h *hand) decide(t *task, v verdict) {
 	t.state, t.verdict = taskSettling, v
 	h.settle = append(h.settle, t)

@@ -1391,7 +1391,7 @@ type Join struct {
 	Keep bool `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
 	// The session lives by a stream, and ends with it.
 	Stream bool `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
-	// Not 0, with keep: only this session, and otherwise none.
+	// Not 0, with keep: the one session to answer; where it is not open, none is.
 	Session       uint64 `protobuf:"varint,5,opt,name=session,proto3" json:"session,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
