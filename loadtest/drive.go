@@ -124,6 +124,9 @@ func (d *drive) run(ctx context.Context, run uint64, version string, measure Mea
 				}
 			}
 		}
+		if err != nil {
+			d.crowd.tally.Refused()
+		}
 		rep.Groups[0].judged(d.crowd.tally.Finish(drained))
 	}
 	rep.conclude()

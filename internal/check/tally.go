@@ -1,6 +1,9 @@
 package check
 
-import "fmt"
+import (
+	"fmt"
+	"slices"
+)
 
 // TallyMemory is what a Tally of so many keys keeps, in bytes.
 func TallyMemory(keys uint32) uint64 { return uint64(keys) * 32 }
@@ -22,7 +25,10 @@ type Tally struct {
 	keys  []tallied
 	again uint64
 	over  uint64 // passed over, and not come since
+	late  uint64 // passed over, and come since
 	v     Verdict
+	skips Verdict // the arrivals that passed over others
+	holes bool    // see Refused
 }
 
 type tallied struct{ next, held, settled, stored uint64 }
@@ -40,11 +46,29 @@ func NewTally(group string, keys uint32) *Tally {
 func (t *Tally) Again() uint64 { return t.again }
 
 // So tells what is proven so far.
-func (t *Tally) So() Verdict { return t.v }
+func (t *Tally) So() Verdict {
+	v := t.v
+	if t.holes {
+		v.Disordered = t.late
+		if t.late == 0 {
+			return v
+		}
+	} else {
+		v.Disordered = t.skips.Disordered
+	}
+	v.Examples = append(slices.Clip(v.Examples), t.skips.Examples...)
+	v.Examples = v.Examples[:min(len(v.Examples), keepViolations)]
+	return v
+}
+
+// Refused says that some messages were not stored, or have no answer. Those
+// behind them were on their way and may be stored: that a message was passed over
+// proves nothing any more, unless it comes after all.
+func (t *Tally) Refused() { t.holes = true }
 
 // Alter counts a message that is not as it was sent.
 func (t *Tally) Alter(at Place, why string) {
-	t.say(&t.v.Altered, "P1", "the message at %v %s", at, why)
+	t.say(&t.v, &t.v.Altered, "P1", "the message at %v %s", at, why)
 }
 
 // Arrived judges a delivery. It tells whether its message came for the first
@@ -61,7 +85,7 @@ func (t *Tally) Arrived(key uint32, number uint64, attempt uint32, at Place) (fi
 		return true
 	}
 	if k.held != 0 && k.held != number {
-		t.say(&t.v.Overlapping, "P3", "number %d of key %d at %v arrived while number %d was in a member's hands", number, key, at, k.held)
+		t.say(&t.v, &t.v.Overlapping, "P3", "number %d of key %d at %v arrived while number %d was in a member's hands", number, key, at, k.held)
 	}
 	k.held = number
 	switch {
@@ -69,19 +93,20 @@ func (t *Tally) Arrived(key uint32, number uint64, attempt uint32, at Place) (fi
 		k.next++
 		return true
 	case number > k.next:
-		t.say(&t.v.Disordered, "P3", "number %d of key %d at %v arrived before number %d", number, key, at, k.next)
+		t.say(&t.skips, &t.skips.Disordered, "P3", "number %d of key %d at %v arrived before number %d", number, key, at, k.next)
 		t.over += number - k.next
 		k.next = number + 1
 		return true
 	case number <= k.settled:
-		t.say(&t.v.Duplicated, "P6", "number %d of key %d at %v arrived after it or a later one was settled for good", number, key, at)
+		t.say(&t.v, &t.v.Duplicated, "P6", "number %d of key %d at %v arrived after it or a later one was settled for good", number, key, at)
 	case attempt > 1:
 		t.again++
 	case t.over > 0:
 		t.over-- // one of those passed over, for which an arrival was called disordered
+		t.late++
 		return true
 	default:
-		t.say(&t.v.Duplicated, "P5", "number %d of key %d at %v arrived twice as attempt 1", number, key, at)
+		t.say(&t.v, &t.v.Duplicated, "P5", "number %d of key %d at %v arrived twice as attempt 1", number, key, at)
 	}
 	return false
 }
@@ -107,6 +132,9 @@ func (t *Tally) Stored(key uint32, number uint64) { t.keys[key].stored = number 
 // Finish gives the whole verdict. drained: the broker says that nothing is left.
 func (t *Tally) Finish(drained bool) Verdict {
 	missing, example := t.over, -1
+	if t.holes {
+		missing = 0 // they may be those that were not stored
+	}
 	for i := range t.keys {
 		if k := &t.keys[i]; k.stored >= k.next {
 			missing += k.stored - k.next + 1
@@ -121,18 +149,18 @@ func (t *Tally) Finish(drained bool) Verdict {
 		t.v.Left = missing
 	case example >= 0:
 		k := t.keys[example]
-		t.say(&t.v.Lost, "P1", "number %d of key %d was stored, and never delivered", k.next, example)
+		t.say(&t.v, &t.v.Lost, "P1", "number %d of key %d was stored, and never delivered", k.next, example)
 		t.v.Lost = missing
 	default:
-		t.say(&t.v.Lost, "P1", "messages were passed over, and never delivered")
+		t.say(&t.v, &t.v.Lost, "P1", "messages were passed over, and never delivered")
 		t.v.Lost = missing
 	}
-	return t.v
+	return t.So()
 }
 
-func (t *Tally) say(count *uint64, promise, format string, args ...any) {
+func (t *Tally) say(v *Verdict, count *uint64, promise, format string, args ...any) {
 	*count++
-	if len(t.v.Examples) < keepViolations {
-		t.v.Examples = append(t.v.Examples, Violation{promise, "group " + t.group + ": " + fmt.Sprintf(format, args...)})
+	if len(v.Examples) < keepViolations {
+		v.Examples = append(v.Examples, Violation{promise, "group " + t.group + ": " + fmt.Sprintf(format, args...)})
 	}
 }

@@ -38,6 +38,21 @@ func TestTally(t *testing.T) {
 				t.Error("a late one is not the first")
 			}
 		}, true, Verdict{Disordered: 1}, 0},
+		{"one refused, and passed over", func(y *Tally) {
+			y.Arrived(0, 2, 1, at)
+			y.Refused()
+		}, true, Verdict{}, 0},
+		{"one without an answer, and late", func(y *Tally) {
+			y.Arrived(0, 2, 1, at)
+			y.Settling(0)
+			y.Arrived(0, 1, 1, at)
+			y.Refused()
+		}, true, Verdict{Disordered: 1}, 0},
+		{"one refused, another lost", func(y *Tally) {
+			y.Arrived(0, 2, 1, at)
+			y.Refused()
+			y.Stored(1, 1)
+		}, true, Verdict{Lost: 1}, 0},
 		{"overlapping", func(y *Tally) {
 			y.Arrived(0, 1, 1, at)
 			y.Arrived(0, 2, 1, at)
