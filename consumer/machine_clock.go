@@ -31,10 +31,13 @@ const (
 	maxTime partition.Millis = 1 << 60
 )
 
-// pace is how a leader keeps the group's time.
+// pace is how a leader keeps the group's time, and its own: for what it proposed it
+// waits by the latter. The group's stands where nothing is timed and the leader's clock
+// was set back.
 type pace struct {
 	time   partition.Millis // of the group, at the last turn
 	turn   partition.Millis // of the leader's own clock, at the last turn
+	passed partition.Millis // by that clock since the first turn, steps back left out
 	begun  bool             // there was a turn
 	lost   partition.Millis // less than slower: so many parts of a millisecond are to be lost
 	leapAt partition.Millis // when a leap was proposed that was not applied yet; 0: none
@@ -55,6 +58,9 @@ func (h *hand) waitsToProbe() bool {
 // keepTime takes a turn of the leader's clock and tells the group's time.
 func (h *hand) keepTime(now partition.Millis) partition.Millis {
 	p := &h.pace
+	if p.begun {
+		p.passed += max(0, now-p.turn)
+	}
 	if !p.begun || h.g.clock-p.time > maxTurn {
 		p.time, p.turn = h.g.clock, now // where the log left it, or leapt to
 	}
@@ -62,7 +68,7 @@ func (h *hand) keepTime(now partition.Millis) partition.Millis {
 	// moved it since the last turn: by what has passed since, which is counted
 	// below, and to count it twice would make a fast clock.
 	if !h.timed() {
-		*p = pace{time: max(h.g.clock, now), turn: now, begun: true}
+		*p = pace{time: max(h.g.clock, now), turn: now, passed: p.passed, begun: true}
 		h.g.shared.set(0, maxTime)
 		return p.time
 	}
@@ -106,10 +112,7 @@ func (h *hand) catchUp(now partition.Millis, cmds [][]byte) [][]byte {
 // wake is when the hand wants its next turn, by the leader's own clock.
 func (h *hand) wake(now partition.Millis) partition.Millis {
 	if !h.timed() {
-		if len(h.open) > 0 {
-			return now + max(h.open[0].at+planPatience+1-h.pace.time, 1) // it may be lost
-		}
-		return 0 // what timers are left are those of what is settled
+		return h.wakeToLook(now) // what timers are left are those of what is settled
 	}
 	next := h.pace.time + pulse
 	if len(h.timers.items) > 0 {
@@ -122,6 +125,22 @@ func (h *hand) wake(now partition.Millis) partition.Millis {
 		next = min(next, at+h.g.leapt) // what is overdue waits for room in memory
 	}
 	return now + min(max(next-h.pace.time, 1), pulse)
+}
+
+// wakeToLook is when something that was proposed may be taken for lost; 0: nothing is
+// on its way.
+func (h *hand) wakeToLook(now partition.Millis) partition.Millis {
+	lost := maxTime
+	if len(h.open) > 0 {
+		lost = h.open[0].at + planPatience + 1
+	}
+	if h.waking != 0 {
+		lost = min(lost, h.waking+lapsePatience)
+	}
+	if lost == maxTime {
+		return 0
+	}
+	return now + max(lost-h.pace.passed, 1)
 }
 
 // leap moves the clock to a time, and all that is timed with it. It walks

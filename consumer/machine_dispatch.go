@@ -24,7 +24,7 @@ func (h *hand) drive(now partition.Millis, log partition.Log, cmds [][]byte) (_ 
 	cmds = h.catchUp(now, cmds)
 	cmds = h.fire(at, cmds)
 	cmds = h.wakeShelf(at, cmds)
-	if len(h.open) > 0 && at-h.open[0].at > planPatience {
+	if len(h.open) > 0 && h.pace.passed-h.open[0].at > planPatience {
 		h.rewind()
 		h.rebuild()
 	}
@@ -101,7 +101,7 @@ func (h *hand) makePlan(now partition.Millis, log partition.Log, cmds [][]byte) 
 		return cmds, false
 	}
 	h.lastID++
-	p := &openPlan{id: h.lastID, at: now}
+	p := &openPlan{id: h.lastID, at: h.pace.passed}
 	h.writer.reset(h.next)
 	h.stint = h.stintOf(log)
 	budget := int(h.g.policy.MaxInFlightPartition) - int(h.g.count[inFlight]) - h.planned

@@ -89,7 +89,7 @@ type hand struct {
 	pending  int              // messages in open plans that will wait
 	untried  int              // waiters that have to be told that all was tried
 	stint    int              // how many neighbours one waiter gets in its turn
-	waking   partition.Millis // when it was proposed to bring something back from disk; 0: nothing is on its way
+	waking   partition.Millis // when it was proposed to bring something back from disk, as the pace's passed; 0: nothing is on its way
 	behind   bool             // a plan was void in part: look again at what follows
 	writer   *planWriter      // of the App
 	stirred  bool             // among the App's
@@ -154,7 +154,7 @@ type waiter struct {
 // openPlan is a plan on its way through the log.
 type openPlan struct {
 	id      uint64
-	at      partition.Millis
+	at      partition.Millis // when it was proposed, as the pace's passed
 	end     partition.Offset // where its scan ends
 	pending int
 	waiters []*waiter
@@ -183,7 +183,7 @@ func (g *group) lead(writer *planWriter) {
 // rests tells whether there is nothing to do until an event comes, or a command is
 // applied. What only a busy group needs is let go.
 func (h *hand) rests() bool {
-	if len(h.open) > 0 || len(h.out) > 0 || len(h.queries) > 0 || h.untried > 0 || h.pace.leapAt != 0 {
+	if len(h.open) > 0 || h.waking != 0 || len(h.out) > 0 || len(h.queries) > 0 || h.untried > 0 || h.pace.leapAt != 0 {
 		return false
 	}
 	if h.timed() {

@@ -190,12 +190,16 @@ func (g *group) wakeAll(r *reader) {
 // if there is room. When memory is full of what nobody takes, it looks for what
 // somebody would.
 func (h *hand) wakeShelf(at partition.Millis, cmds [][]byte) [][]byte {
+	if h.waking != 0 && h.pace.passed-h.waking < lapsePatience {
+		return cmds
+	}
+	h.waking = 0
 	g := h.g
 	loose := g.loose.n > 0 && (2*g.inMemory() < g.bounds.messages ||
 		g.inMemory() < 2*g.bounds.messages && slices.Contains(h.starved(at), true))
 	next, some := g.nextWake()
 	due := some && next+g.leapt <= at && g.inMemory() < 2*g.bounds.messages
-	if !loose && !due || h.waking != 0 && at-h.waking < lapsePatience {
+	if !loose && !due {
 		return cmds
 	}
 	var ws []wake
@@ -216,7 +220,7 @@ func (h *hand) wakeShelf(at partition.Millis, cmds [][]byte) [][]byte {
 	if len(ws) == 0 && !loose {
 		return cmds
 	}
-	h.waking = max(at, 1)
+	h.waking = max(h.pace.passed, 1)
 	return append(cmds, encodeWake(at, g.id, loose, ws))
 }
 

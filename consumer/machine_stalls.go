@@ -123,7 +123,7 @@ func (h *hand) readyByLane(t partition.Millis) (n []uint64, first []partition.Of
 // well be back.
 func (h *hand) askedFor(now partition.Millis) bool {
 	for i := range h.g.members {
-		if ms := &h.g.members[i]; ms.asked != 0 && now-ms.asked <= noMemberAfter {
+		if ms := &h.g.members[i]; ms.askedWithin(noMemberAfter, now) {
 			return true
 		}
 	}
@@ -144,12 +144,18 @@ func (h *hand) flows(i int, now partition.Millis) bool {
 	}
 	for m := range h.g.members {
 		ms := &h.g.members[m]
-		if ms.asked != 0 && now-ms.asked <= noShareAfter && ms.covers(i, len(h.lanes)) &&
+		if ms.askedWithin(noShareAfter, now) && ms.covers(i, len(h.lanes)) &&
 			ms.held+ms.planned < h.g.policy.MaxInFlightMember {
 			return true
 		}
 	}
 	return false
+}
+
+// askedWithin tells whether the member waited for work not longer ago than so. Of what
+// was before the leader's clock was set back it is not known how long ago that is.
+func (m *member) askedWithin(span, now partition.Millis) bool {
+	return m.asked != 0 && m.asked <= now && now-m.asked <= span
 }
 
 // covers tells whether a lane is part of the share that a member last asked for.

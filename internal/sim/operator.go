@@ -46,7 +46,7 @@ func (o *operator) undone() string {
 		})
 	}
 	if c.Lag() > 0 || c.Dead > 0 || c.Replaying > 0 {
-		return fmt.Sprintf("%v of %v is not done: %+v, stalls %+v", o.g.id, o.g.part, c, o.state.Stalls)
+		return fmt.Sprintf("%v of %v is not done: %+v, stalls %+v, circuit %+v", o.g.id, o.g.part, c, o.state.Stalls, o.state.Circuit)
 	}
 	if end := partition.Offset(len(o.s.judge.logs[o.g.part].messages)); o.state.Position.End < end {
 		return fmt.Sprintf("%v of %v ends at %d of %d", o.g.id, o.g.part, o.state.Position.End, end)
