@@ -29,7 +29,14 @@ type Config struct {
 
 	Rate  int // messages a second by schedule, all producers together; 0: as fast as possible
 	Batch int // the most messages of one publish, 1 to 1,000; 0: 100
-	Take  int // the most messages of one receive, 1 to 1,000; 0: 500
+	Take  int // the most messages of one receive, 1 to 1,000; 0: 500, with Work as many as Workers
+
+	// Without a rate: how many messages the producers may be ahead of the slowest
+	// group; 0: without limit.
+	Ahead int
+
+	Work    time.Duration // how long a member's handler takes for each message; 0: no time
+	Workers int           // how many handlers a member runs at once, with Work; 0: 1
 
 	Warmup   time.Duration // before the figures begin; what comes in it is judged too; may be 0
 	Duration time.Duration // of the figures; 0: 30 s
@@ -37,7 +44,8 @@ type Config struct {
 	Nack  float64       // percent of deliveries that are nacked
 	Lapse float64       // percent of deliveries that are neither acked nor nacked
 	Crash time.Duration // every so often a member drops what it holds; 0: never
-	Away  time.Duration // for how long it is away; 0: 1 s
+	Leave time.Duration // every so often a member gives back what it holds and leaves; 0: never
+	Away  time.Duration // for how long it is away, either way; 0: 1 s
 
 	AckDeadline time.Duration // of the groups; 0: 30 s, or 2 s with lapses
 	Backoff     time.Duration // the first wait after a failure; 0: 200 ms
@@ -79,6 +87,10 @@ func (c Config) withDefaults() Config {
 	set(&c.Keys, 10_000)
 	set(&c.Size, 100)
 	set(&c.Batch, 100)
+	set(&c.Workers, 1)
+	if c.Work > 0 {
+		set(&c.Take, min(c.Workers, 1000))
+	}
 	set(&c.Take, 500)
 	set(&c.Duration, 30*time.Second)
 	set(&c.Away, time.Second)
@@ -134,10 +146,21 @@ func (c Config) Validate() error {
 		"batch and size: %d messages of %d bytes are more than the 4 MiB of one publish", c.Batch, c.Size)
 	want(c.InFlight >= 1 && c.InFlight <= 100_000, "in-flight: %d; from 1 to 100,000", c.InFlight)
 	want(!c.Sequences || !c.Messages, "sequences and messages: a producer's sequence needs record batches, since all messages of a call must have one key otherwise")
+	want(c.Ahead >= 0, "ahead: %d; from 0 (without limit)", c.Ahead)
+	want(c.Ahead == 0 || c.Rate == 0, "ahead and rate: a schedule waits for nobody; leave one of them out")
+	want(c.Ahead == 0 || c.Groups > 0, "ahead: without groups there is nobody to be ahead of")
+	want(c.Work >= 0, "work: %v; from 0 (no time)", c.Work)
+	want(c.Workers >= 1 && c.Workers <= 1000, "workers: %d; from 1 to 1,000", c.Workers)
+	want(c.Workers == 1 || c.Work > 0, "workers: handlers take no time without work")
+	// Three times what it takes at once may wait before a message: in the handlers,
+	// behind them, and on its way.
+	want(c.Work == 0 || c.Work*time.Duration(3*c.Take/max(c.Workers, 1)+1) < c.AckDeadline,
+		"work: handlers that take %v each, and %d messages taken at once for %d of them, would let some lapse: the ack-deadline is %v", c.Work, c.Take, c.Workers, c.AckDeadline)
 	want(c.Warmup >= 0 && c.Duration > 0, "warmup and duration must not be negative")
 	want(c.Nack >= 0 && c.Lapse >= 0 && c.Nack+c.Lapse < 100, "nack and lapse: %v and %v percent; together below 100, or nothing is ever done", c.Nack, c.Lapse)
 	want(c.Crash == 0 || c.Crash >= 10*time.Millisecond, "crash: every %v; at least every 10ms", c.Crash)
-	want(c.Crash == 0 || c.Groups > 0, "crash: there are no members without groups")
+	want(c.Leave == 0 || c.Leave >= 10*time.Millisecond, "leave: every %v; at least every 10ms", c.Leave)
+	want(c.Crash == 0 && c.Leave == 0 || c.Groups > 0, "crash and leave: there are no members without groups")
 	want(c.Nack == 0 && c.Lapse == 0 || c.Groups > 0, "nack and lapse: without groups there are no deliveries")
 	want(c.AckDeadline >= 100*time.Millisecond, "ack-deadline: %v; at least 100ms", c.AckDeadline)
 	want(c.Away > 0 && c.Backoff > 0 && c.RetryFor > 0 && c.DrainFor > 0, "spans of time must not be negative")

@@ -31,8 +31,12 @@ type group struct {
 	dead       atomic.Uint64
 	stale      atomic.Uint64 // settlements that were too late
 	crashes    atomic.Uint64
+	leaves     atomic.Uint64
 	foreign    atomic.Uint64 // deliveries of others' messages
 	violations atomic.Uint64
+
+	moved int64 // guarded by mu: when the last ack was confirmed
+	gap   int64 // guarded by mu: the longest time without one, in the figures
 
 	members []*member
 }
@@ -44,6 +48,7 @@ type member struct {
 	name  string
 	rand  *rand.Rand
 	crash chan struct{} // holds one: drop what you hold
+	leave chan struct{} // holds one: give back what you hold
 }
 
 // held is a delivery that a member has decided about.
@@ -59,7 +64,7 @@ const receiveWait = time.Second
 
 func (g *group) newMember(n int) *member {
 	return &member{
-		g: g, n: n, name: fmt.Sprintf("%s-m%d", g.name, n+1), crash: make(chan struct{}, 1),
+		g: g, n: n, name: fmt.Sprintf("%s-m%d", g.name, n+1), crash: make(chan struct{}, 1), leave: make(chan struct{}, 1),
 		rand: rand.New(rand.NewPCG(g.r.c.Seed, uint64(g.n)<<32|uint64(n)|1<<63)),
 	}
 }
@@ -76,11 +81,10 @@ func (m *member) work(ctx, all context.Context, joined func()) error {
 			}
 			err = m.session(ctx, all, session)
 		}
-		var crashed *crash
 		switch {
 		case ctx.Err() != nil:
 			return nil
-		case errors.As(err, &crashed):
+		case errors.Is(err, errCrashed), errors.Is(err, errLeft):
 			select {
 			case <-time.After(m.g.r.c.Away):
 			case <-ctx.Done():
@@ -94,25 +98,27 @@ func (m *member) work(ctx, all context.Context, joined func()) error {
 	return nil
 }
 
-// crash ends a session in the middle of things.
-type crash struct{}
+// Why a session ended that neither the broker nor the end of the run ended.
+var (
+	errCrashed = errors.New("the member crashed")
+	errLeft    = errors.New("the member left")
+)
 
-func (*crash) Error() string { return "the member crashed" }
-
-// session receives until ctx ends, it crashes or the broker ends it. A second
-// goroutine settles, so that waiting for one batch's settlement does not delay
-// the next one's arrival. It ends before session returns.
+// session receives until ctx ends, it crashes, leaves, or the broker ends it. A
+// second goroutine settles, so that waiting for one batch's settlement does not
+// delay the next one's arrival. It ends before session returns.
 func (m *member) session(ctx, all context.Context, s Session) (err error) {
 	number := m.g.r.sessions.Add(1)
 	receiving, stop := context.WithCancel(ctx)
 	defer stop()
-	var dropped atomic.Bool // what is not on its way yet is not settled
-	var failed error        // the settling goroutine's, until it ended
+	dropped := make(chan struct{}) // closed: what is not on its way yet is not settled
+	var failed error               // the settling goroutine's, until it ended
 	work := make(chan []held)
+	handled := m.handlers(work, dropped)
 	var settling sync.WaitGroup
 	settling.Go(func() {
-		for list := range work {
-			if failed != nil || dropped.Load() {
+		for list := range handled {
+			if failed != nil || isClosed(dropped) {
 				continue
 			}
 			if failed = m.settle(all, s, list); failed != nil {
@@ -133,23 +139,31 @@ func (m *member) session(ctx, all context.Context, s Session) (err error) {
 		select {
 		case <-m.crash:
 			m.g.crashes.Add(1)
-			err = &crash{}
+			err = errCrashed
+		case <-m.leave:
+			m.g.leaves.Add(1)
+			err = errLeft
 		case work <- list:
 		}
 	}
-	dropped.Store(err != nil && ctx.Err() == nil)
+	inOrder := ctx.Err() != nil || errors.Is(err, errLeft)
+	if err != nil && !inOrder {
+		close(dropped)
+	}
 	close(work)
 	settling.Wait()
 	// From here on what the session held may be anywhere.
 	m.g.mu.Lock()
 	m.g.judge.Gone(number)
 	m.g.mu.Unlock()
-	if ctx.Err() == nil {
+	if !inOrder {
 		s.Drop()
 	} else {
 		leave, done := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Second)
 		defer done()
-		err = s.Leave(leave)
+		if gone := s.Leave(leave); ctx.Err() != nil || isReason(gone, "SESSION_ENDED") {
+			err = gone
+		}
 	}
 	if failed != nil {
 		err = failed
@@ -234,7 +248,9 @@ func (m *member) settle(ctx context.Context, s Session, list []held) error {
 	}
 	g.mu.Unlock()
 	outcomes, err := s.Settle(ctx, wire)
-	figures := g.r.inFigures(g.r.since())
+	now := g.r.since()
+	figures := g.r.inFigures(now)
+	acked := false
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	for i, h := range list {
@@ -251,6 +267,7 @@ func (m *member) settle(ctx context.Context, s Session, list []held) error {
 			g.acked.Add(1)
 			if figures {
 				g.measured.Add(1)
+				acked = true
 			}
 		case check.Failed:
 			g.nacked.Add(1)
@@ -260,6 +277,12 @@ func (m *member) settle(ctx context.Context, s Session, list []held) error {
 		case check.Stale:
 			g.stale.Add(1)
 		}
+	}
+	if acked {
+		if g.moved > 0 {
+			g.gap = max(g.gap, now-g.moved)
+		}
+		g.moved = max(g.moved, now)
 	}
 	g.violations.Store(g.judge.So().Broken())
 	return err

@@ -60,7 +60,12 @@ func (p *producer) work(ctx context.Context) error {
 		err = p.scheduled(ctx, end)
 	} else {
 		for ctx.Err() == nil && p.fault.Load() == nil && p.r.since() < end {
-			p.send(ctx, p.r.c.Batch, func(int) int64 { return p.r.since() })
+			n := p.r.room()
+			if n == 0 {
+				time.Sleep(time.Millisecond) // acks come by the batch: a wake for each would cost more
+				continue
+			}
+			p.send(ctx, n, func(int) int64 { return p.r.since() })
 		}
 	}
 	// What is on its way gets its time to arrive, also when the run is cut short.
@@ -138,6 +143,7 @@ func (p *producer) send(ctx context.Context, n int, due func(i int) int64) {
 		}
 	}
 	p.calls.Add(1)
+	p.r.sent.Add(int64(n))
 	p.way.Send(ctx, b.messages, func(receipts []*Receipt, err error) { p.done(b, receipts, err) })
 }
 

@@ -153,7 +153,12 @@ func TestConfig(t *testing.T) {
 		{Config{Keys: 100_000_000, Producers: 4, Groups: 1}, "keys, producers and groups"},
 		{Config{Batch: 1000, Size: 1 << 20}, "4 MiB"},
 		{Config{Crash: time.Second}, "no members"},
+		{Config{Leave: time.Second}, "no members"},
 		{Config{Nack: 5}, "no deliveries"},
+		{Config{Ahead: 5}, "nobody to be ahead of"},
+		{Config{Ahead: 5, Groups: 1, Rate: 1}, "a schedule waits for nobody"},
+		{Config{Workers: 5, Groups: 1}, "no time without work"},
+		{Config{Work: time.Second, Take: 10, Groups: 1}, "would let some lapse"},
 		{Config{Lapse: 5}, "no deliveries"},
 		{Config{Topic: ".x"}, `topic ".x"`},
 	} {

@@ -35,11 +35,15 @@ type Load struct {
 	Rate        int     `json:"rate"` // 0: as fast as possible
 	Batch       int     `json:"batch"`
 	Take        int     `json:"take"`
+	Ahead       int     `json:"ahead"` // 0: without limit
+	Work        float64 `json:"work_ms"`
+	Workers     int     `json:"workers"`
 	Warmup      float64 `json:"warmup_ms"`
 	Duration    float64 `json:"duration_ms"`
 	Nack        float64 `json:"nack_percent"`
 	Lapse       float64 `json:"lapse_percent"`
 	Crash       float64 `json:"crash_ms"`
+	Leave       float64 `json:"leave_ms"`
 	AckDeadline float64 `json:"ack_deadline_ms"`
 	Backoff     float64 `json:"backoff_ms"`
 	MaxAttempts uint32  `json:"max_attempts"`
@@ -70,6 +74,8 @@ type Group struct {
 	Lapsed      uint64  `json:"lapsed"`
 	Stale       uint64  `json:"stale"` // settlements that came too late
 	Crashes     uint64  `json:"crashes"`
+	Leaves      uint64  `json:"leaves"`
+	Gap         float64 `json:"longest_gap_ms"` // without a confirmed ack, between the first and the last of the figures
 	Dead        uint64  `json:"dead"`
 	Foreign     uint64  `json:"foreign"` // deliveries of messages that are not of this run
 	Latency     Latency `json:"latency"` // from due to first delivery
@@ -161,8 +167,9 @@ func (r *run) report(began time.Time, version string) *Report {
 		Load: Load{
 			Partitions: c.Partitions, Producers: c.Producers, Groups: c.Groups, Members: c.Members,
 			Keys: c.Keys, Zipf: c.Zipf, Size: c.Size, Rate: c.Rate, Batch: c.Batch, Take: c.Take,
+			Ahead: c.Ahead, Work: milliseconds(c.Work), Workers: c.Workers,
 			Warmup: milliseconds(c.Warmup), Duration: milliseconds(c.Duration), Nack: c.Nack, Lapse: c.Lapse,
-			Crash: milliseconds(c.Crash), AckDeadline: milliseconds(c.AckDeadline), Backoff: milliseconds(c.Backoff),
+			Crash: milliseconds(c.Crash), Leave: milliseconds(c.Leave), AckDeadline: milliseconds(c.AckDeadline), Backoff: milliseconds(c.Backoff),
 			MaxAttempts: c.MaxAttempts, IDs: !c.NoIDs, Seed: c.Seed,
 		},
 		Publish: Published{Latency: r.publish.total()},
@@ -179,10 +186,13 @@ func (r *run) report(began time.Time, version string) *Report {
 	}
 	rep.Publish.Bytes = rep.Publish.Rate * float64(c.Size)
 	for _, g := range r.groups {
+		g.mu.Lock()
+		gap := time.Duration(g.gap)
+		g.mu.Unlock()
 		rep.Groups = append(rep.Groups, Group{
 			Name: g.name, Messages: g.arrived.Load(), Acked: g.acked.Load(), Rate: float64(g.measured.Load()) / span,
 			Redelivered: g.repeated.Load(), Nacked: g.nacked.Load(), Lapsed: g.lapsed.Load(), Stale: g.stale.Load(),
-			Crashes: g.crashes.Load(), Foreign: g.foreign.Load(), Latency: g.latency.total(),
+			Crashes: g.crashes.Load(), Leaves: g.leaves.Load(), Gap: milliseconds(gap), Foreign: g.foreign.Load(), Latency: g.latency.total(),
 		})
 	}
 	return rep

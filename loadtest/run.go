@@ -27,6 +27,7 @@ type run struct {
 	producers []*producer
 	groups    []*group
 	sessions  atomic.Uint64
+	sent      atomic.Int64 // messages
 	end       atomic.Int64 // of the figures, from the start
 }
 
@@ -186,7 +187,10 @@ func (r *run) load(ctx context.Context) (drained bool, rest time.Duration, err e
 	var asides sync.WaitGroup
 	asides.Go(func() { r.tell(aside, over) })
 	if r.c.Crash > 0 {
-		asides.Go(func() { r.crashes(aside, over) })
+		asides.Go(func() { r.inTurn(aside, over, r.c.Crash, func(m *member) chan<- struct{} { return m.crash }) })
+	}
+	if r.c.Leave > 0 {
+		asides.Go(func() { r.inTurn(aside, over, r.c.Leave, func(m *member) chan<- struct{} { return m.leave }) })
 	}
 	published.Wait()
 	close(over)
@@ -205,10 +209,10 @@ func (r *run) load(ctx context.Context) (drained bool, rest time.Duration, err e
 	return drained, rest, context.Cause(all)
 }
 
-// crashes tells one member after the other to crash, for as long as there is
-// something to publish.
-func (r *run) crashes(ctx context.Context, over <-chan struct{}) {
-	tick := time.NewTicker(r.c.Crash)
+// inTurn tells one member after the other to crash or to leave, for as long as
+// there is something to publish.
+func (r *run) inTurn(ctx context.Context, over <-chan struct{}, every time.Duration, ear func(*member) chan<- struct{}) {
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for i := 0; ; i++ {
 		select {
@@ -221,7 +225,7 @@ func (r *run) crashes(ctx context.Context, over <-chan struct{}) {
 		g := r.groups[i%len(r.groups)]
 		m := g.members[i/len(r.groups)%len(g.members)]
 		select {
-		case m.crash <- struct{}{}:
+		case ear(m) <- struct{}{}:
 		default: // it still has the last one before it
 		}
 	}
@@ -266,6 +270,19 @@ func (r *run) drain(ctx context.Context) bool {
 		case <-tick.C:
 		}
 	}
+}
+
+// room is how many messages producers may send now: see Config.Ahead.
+func (r *run) room() int {
+	if r.c.Ahead == 0 {
+		return r.c.Batch
+	}
+	sent := r.sent.Load()
+	room := int64(r.c.Ahead)
+	for _, g := range r.groups {
+		room = min(room, int64(r.c.Ahead)-(sent-int64(g.acked.Load()+g.dead.Load())))
+	}
+	return int(max(min(room, int64(r.c.Batch)), 0))
 }
 
 // stored counts the messages with a receipt.

@@ -141,8 +141,19 @@ func (b *textbook) Join(_ context.Context, _, group, _ string) (Session, error) 
 	return &bookSession{b, b.groups[group], b.sessions}, nil
 }
 
-// Leave gives nothing back: what a session held lapses by its deadline.
-func (s *bookSession) Leave(context.Context) error { return nil }
+// Leave gives back what the session holds, without a charge. What nobody asked for
+// again lapses by its deadline.
+func (s *bookSession) Leave(context.Context) error {
+	s.b.mu.Lock()
+	defer s.b.mu.Unlock()
+	for i := range s.g.state {
+		if m := &s.g.state[i]; m.out && m.session == s.number {
+			m.out = false
+			m.attempt--
+		}
+	}
+	return nil
+}
 
 func (s *bookSession) Drop() {}
 
@@ -367,6 +378,46 @@ func TestRunKept(t *testing.T) {
 	})
 }
 
+// Handlers take their time, so many at once; members leave and come back, and give
+// back what no handler has.
+func TestRunWorks(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := short()
+		c.Rate, c.Ahead, c.Keys, c.Members, c.Duration = 0, 40, 1000, 2, 600*time.Millisecond
+		c.Work, c.Workers, c.Take, c.AckDeadline = 10*time.Millisecond, 4, 0, time.Second
+		c.Leave = 100 * time.Millisecond
+		ahead := uint64(0)
+		c.Tick, c.Tell = 5*time.Millisecond, func(p Progress) { ahead = max(ahead, p.Published-p.Groups[0].Ended) }
+		rep := run1(t, c, newTextbook())
+		g := rep.Groups[0]
+		// Eight handlers of 10 ms do 800 a second, less while a member is away: 20 of
+		// each 100 ms one of the two is.
+		if rep.Verdict.Outcome != Kept || g.Leaves < 3 || g.Crashes > 0 || g.Rate > 800.1 || g.Rate < 400 || g.Nacked+g.Dead > 0 {
+			t.Errorf("%+v", rep)
+		}
+		if g.Gap < 9 || g.Gap > 100 {
+			t.Errorf("the longest time without an ack: %v ms", g.Gap)
+		}
+		if ahead > 60 || ahead < 20 { // three producers may see the same room
+			t.Errorf("the producers were %d messages ahead", ahead)
+		}
+	})
+}
+
+// A crash drops what handlers have.
+func TestRunCrashAtWork(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		c := short()
+		c.Rate, c.Ahead, c.Keys, c.Duration = 0, 40, 1000, 600*time.Millisecond
+		c.Work, c.Workers, c.Take, c.AckDeadline = 10*time.Millisecond, 4, 0, 300*time.Millisecond
+		c.Crash = 100 * time.Millisecond
+		rep := run1(t, c, newTextbook())
+		if g := rep.Groups[0]; rep.Verdict.Outcome != Kept || g.Crashes < 3 || g.Redelivered == 0 {
+			t.Errorf("%+v", rep)
+		}
+	})
+}
+
 // Each fault of a broker is found, and called by its name.
 func TestRunFindsFaults(t *testing.T) {
 	for plant, count := range map[string]func(Verdict) uint64{
@@ -531,10 +582,10 @@ func TestReportJSON(t *testing.T) {
 	const latency = `"latency":{"count":0,"min_ms":0,"mean_ms":0,"p50_ms":0,"p90_ms":0,"p99_ms":0,"p999_ms":0,"p9999_ms":0,"max_ms":0}`
 	const verdict = `"verdict":{"outcome":"broken","lost":1,"duplicated":0,"out_of_order":0,"overlapping":0,"altered":0,"other":0,"left":0,"unjudged":0,"examples":["P1: gone"]}`
 	want := `{"broker_version":"1","topic":"t","began":"1970-01-01T00:00:00Z","load":{"partitions":0,"producers":0,"groups":0,"members":0,"keys":0,` +
-		`"zipf":0,"size_bytes":0,"rate":0,"batch":0,"take":0,"warmup_ms":0,"duration_ms":0,"nack_percent":0,"lapse_percent":0,"crash_ms":0,` +
+		`"zipf":0,"size_bytes":0,"rate":0,"batch":0,"take":0,"ahead":0,"work_ms":0,"workers":0,"warmup_ms":0,"duration_ms":0,"nack_percent":0,"lapse_percent":0,"crash_ms":0,"leave_ms":0,` +
 		`"ack_deadline_ms":0,"backoff_ms":0,"max_attempts":0,"ids":false,"seed":0},"interrupted":false,"measured_ms":0,"drained":true,"drain_ms":0,` +
 		`"publish":{"messages":2,"rate":0,"bytes_rate":0,"calls":0,"duplicates":0,"unknown":0,"unsent":0,` + latency + `},` +
-		`"groups":[{"name":"g","messages":0,"acked":0,"rate":0,"redelivered":0,"nacked":0,"lapsed":0,"stale":0,"crashes":0,"dead":0,"foreign":0,` + latency + `,` + verdict + `}],` + verdict + `}`
+		`"groups":[{"name":"g","messages":0,"acked":0,"rate":0,"redelivered":0,"nacked":0,"lapsed":0,"stale":0,"crashes":0,"leaves":0,"longest_gap_ms":0,"dead":0,"foreign":0,` + latency + `,` + verdict + `}],` + verdict + `}`
 	if diff := cmp.Diff(want, string(raw)); diff != "" {
 		t.Error(diff)
 	}

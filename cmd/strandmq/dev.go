@@ -77,8 +77,9 @@ type dev struct {
 	group sync.WaitGroup // a goroutine for each node, which waits for its process
 }
 
-// run starts the cluster and keeps it until ctx ends.
-func (d *dev) run(ctx context.Context, exit bool) error {
+// start starts the cluster's nodes and waits until it is whole, or ctx ends. The nodes
+// run until alive ends; d.group tells that they have ended.
+func (d *dev) start(ctx, alive context.Context) error {
 	var err error
 	if d.binary, err = os.Executable(); err != nil {
 		return err
@@ -86,16 +87,21 @@ func (d *dev) run(ctx context.Context, exit bool) error {
 	if d.plan, err = planDev(d.folder, d.want, d.port); err != nil {
 		return err
 	}
+	for i, at := range d.plan.Nodes {
+		d.nodes = append(d.nodes, &devNode{d: d, number: i + 1, at: at})
+	}
+	return d.bringUp(ctx, alive)
+}
+
+// run starts the cluster and keeps it until ctx ends.
+func (d *dev) run(ctx context.Context, exit bool) error {
 	// Whoever ends the terminal ends the cluster, and not this process alone.
 	ctx, untie := untilHangUp(ctx)
 	defer untie()
 	alive, stop := context.WithCancel(ctx)
 	defer d.group.Wait()
 	defer stop()
-	for i, at := range d.plan.Nodes {
-		d.nodes = append(d.nodes, &devNode{d: d, number: i + 1, at: at})
-	}
-	if err := d.bringUp(alive); err != nil {
+	if err := d.start(alive, alive); err != nil {
 		return err
 	}
 	if err := d.show(); err != nil || exit {
@@ -120,7 +126,7 @@ func (d *dev) server() string {
 
 // bringUp starts the nodes that were in the cluster, which need each other, and then
 // has the others join one by one.
-func (d *dev) bringUp(ctx context.Context) error {
+func (d *dev) bringUp(ctx, alive context.Context) error {
 	var fresh, known []*devNode
 	for _, n := range d.nodes {
 		if n.joined() || n.number == 1 {
@@ -130,7 +136,7 @@ func (d *dev) bringUp(ctx context.Context) error {
 		}
 	}
 	for _, n := range known {
-		if err := n.start(ctx, ""); err != nil {
+		if err := n.start(alive, ""); err != nil {
 			return err
 		}
 	}
@@ -144,7 +150,7 @@ func (d *dev) bringUp(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		if err := n.start(ctx, res.GetToken()); err != nil {
+		if err := n.start(alive, res.GetToken()); err != nil {
 			return err
 		}
 		if err := n.serves(ctx); err != nil {

@@ -28,15 +28,21 @@ type loadFlags struct {
 	window     countFlag
 	count      countFlag
 
-	warmup, duration, crash, away, ackDeadline, backoff, retryFor, drainFor spanFlag
+	warmup, duration, work, crash, leave, away, ackDeadline, backoff, retryFor, drainFor spanFlag
 }
 
-func (a *app) loadtestCommand() *cobra.Command {
-	f := loadFlags{partitions: countFlag{n: 8, least: 1}, keys: countFlag{n: 10_000, least: 1}}
+func newLoadFlags() *loadFlags {
+	f := &loadFlags{partitions: countFlag{n: 8, least: 1}, keys: countFlag{n: 10_000, least: 1}}
 	f.size.n = 100
 	f.warmup.d, f.duration.d = time.Second, 30*time.Second
 	f.away.d, f.backoff.d = time.Second, 200*time.Millisecond
 	f.retryFor.d, f.drainFor.d = time.Minute, 30*time.Second
+	f.c.Seed = 1
+	return f
+}
+
+func (a *app) loadtestCommand() *cobra.Command {
+	f := newLoadFlags()
 	c := command(&cobra.Command{
 		Use:   "loadtest [--rate N] [--duration SPAN]",
 		Short: "Drive the broker with a load, measure it, and check what it promised",
@@ -55,8 +61,9 @@ With --shape, it is one of the workloads by which brokers are compared: see
 docs/loadtest.md. They push harder than a load of your own can, let nothing fail,
 and check by counting.
 
-Failures are mixed in with --nack, --lapse and --crash; the checker expects what
-was promised all the same. Everything else that fails is tried again, so the
+Failures are mixed in with --nack, --lapse and --crash, and members that come and go
+with --leave; the checker expects what was promised all the same. With --work a
+member's handlers take their time, --workers of them at once. Everything else that fails is tried again, so the
 broker may be stopped, killed and started meanwhile.
 
 The topic is new and is deleted at the end, unless --keep. With --topic it gets
@@ -71,6 +78,7 @@ docs/loadtest.md says what each figure means.`,
 		Example: `  strandmq loadtest
   strandmq loadtest --rate 20000 --duration 60s --groups 2
   strandmq loadtest --rate 2000 --nack 5 --lapse 1 --crash 3s --members 8
+  strandmq loadtest --members 100 --workers 4 --work 10ms --ahead 5000 --leave 1s
   strandmq loadtest --producers 16 --batch 500 --size 1KiB --duration 10s --groups 0
   strandmq loadtest --keys 1000000 --zipf 0.99 --rate 10000
   strandmq loadtest --shape w3max --duration 10s
@@ -78,49 +86,60 @@ docs/loadtest.md says what each figure means.`,
   strandmq loadtest --topic orders-test --keep --duration 5s --output json`,
 		Args: exact(),
 	}, func(cmd *cobra.Command, args []string) error {
-		return a.runLoadtest(cmd, &f)
+		return a.runLoadtest(cmd, f)
 	})
+	fl := c.Flags()
+	fl.StringVar(&f.shape, "shape", "", "a limit to find instead, as fast as it goes: "+loadtest.ShapeNames())
+	fl.Var(&f.window, "window", "with --shape, the most published and not handled messages of a partition; 0 is no bound")
+	fl.Var(&f.count, "count", "with --shape w4, how many messages to publish first")
+	fl.StringVar(&f.c.Topic, "topic", "", "the topic, made if there is none (default: a new one of a name of its own)")
+	fl.Var(&f.partitions, "partitions", "how many partitions a new topic gets")
+	f.c.Members = 4
+	fl.Var(&wholeFlag{&f.c.Members}, "members", "how many members each group has")
+	fl.BoolVar(&f.c.Keep, "keep", false, "leave the topic and the groups on the broker")
+	f.common(c)
+	c.AddCommand(a.sweepCommand())
+	return c
+}
+
+// common are the flags of every load.
+func (f *loadFlags) common(c *cobra.Command) {
 	fl := c.Flags()
 	whole := func(name string, n *int, otherwise int, help string) {
 		*n = otherwise
 		fl.Var(&wholeFlag{n}, name, help)
 	}
 	number := func(name string, n *float64, help string) { fl.Var(&floatFlag{n}, name, help) }
-	fl.StringVar(&f.shape, "shape", "", "a limit to find instead, as fast as it goes: "+loadtest.ShapeNames())
-	fl.Var(&f.window, "window", "with --shape, the most published and not handled messages of a partition; 0 is no bound")
-	fl.Var(&f.count, "count", "with --shape w4, how many messages to publish first")
 	fl.StringVar(&f.transport, "transport", "stream", "stream, or unary: a call for each batch")
 	whole("in-flight", &f.c.InFlight, 512, "over streams, the most messages of a partition that wait for their receipt")
 	fl.BoolVar(&f.c.Messages, "messages", false, "over streams, publish readable messages instead of record batches")
 	fl.BoolVar(&f.c.Sequences, "sequences", false, "over streams, publish with a producer's sequence")
 	must(c.RegisterFlagCompletionFunc("transport", words("stream", "unary")))
-	fl.StringVar(&f.c.Topic, "topic", "", "the topic, made if there is none (default: a new one of a name of its own)")
-	fl.Var(&f.partitions, "partitions", "how many partitions a new topic gets")
 	whole("producers", &f.c.Producers, 4, "how many producers, each on a stream of its own; by unary calls, with one batch on its way at a time")
 	whole("groups", &f.c.Groups, 1, "how many groups, each of which gets everything; 0 only publishes")
-	whole("members", &f.c.Members, 4, "how many members each group has")
 	fl.Var(&f.keys, "keys", "how many keys there are")
 	number("zipf", &f.c.Zipf, "skew of the keys: key n is drawn in proportion to 1/n^zipf; 0 draws all alike")
 	fl.Var(&f.size, "size", fmt.Sprintf("size of each body, at least %d", loadtest.MinSize))
 	whole("rate", &f.c.Rate, 0, "messages a second, by schedule; 0 is as fast as possible")
 	whole("batch", &f.c.Batch, 100, "the most messages of one publish; with --rate, only what is due")
-	whole("take", &f.c.Take, 500, "the most messages that a member takes at once")
+	whole("take", &f.c.Take, 0, "the most messages that a member takes at once (default 500, with --work as many as --workers)")
+	whole("ahead", &f.c.Ahead, 0, "without --rate, how many messages may be published and not handled; 0 is no bound")
+	fl.Var(&f.work, "work", "how long a member's handler takes for each message; 0 is no time")
+	whole("workers", &f.c.Workers, 1, "with --work, how many handlers a member runs at once")
 	fl.Var(&f.warmup, "warmup", "how long it runs before the figures begin")
 	fl.Var(&f.duration, "duration", "how long it runs for the figures")
 	number("nack", &f.c.Nack, "percent of deliveries that are nacked")
 	number("lapse", &f.c.Lapse, "percent of deliveries that nobody settles")
 	fl.Var(&f.crash, "crash", "every so often a member drops what it holds and comes back later; 0 is never")
-	fl.Var(&f.away, "away", "how long a crashed member is away")
+	fl.Var(&f.leave, "leave", "every so often a member gives back what it holds, leaves, and comes back later; 0 is never")
+	fl.Var(&f.away, "away", "how long a member that crashed or left is away")
 	fl.Var(&f.ackDeadline, "ack-deadline", "when an unsettled delivery lapses (default 30s, with --lapse 2s)")
 	fl.Var(&f.backoff, "backoff", "the wait after a first failure")
 	fl.Var(&f.attempts, "max-attempts", "after so many a message is a dead letter; 0 is never")
 	fl.BoolVar(&f.ids, "ids", true, "give every message an id; without, a lost receipt ends the run")
 	fl.Var(&f.retryFor, "retry-for", "how long to try again while the broker is away")
 	fl.Var(&f.drainFor, "drain-for", "how long nothing may move before the end is not waited for any more")
-	fl.BoolVar(&f.c.Keep, "keep", false, "leave the topic and the groups on the broker")
-	f.c.Seed = 1
 	fl.Var(&seedFlag{&f.c.Seed}, "seed", "of keys and failures: the same load again")
-	return c
 }
 
 // wholeFlag is a whole number; what it may be is the load's to say, which says
@@ -170,26 +189,6 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 	if f.shape != "" {
 		return a.runShape(cmd, f)
 	}
-	c := f.c
-	// Zero means the default there, and nothing here.
-	for name, n := range map[string]int{"producers": c.Producers, "members": c.Members, "batch": c.Batch, "take": c.Take, "in-flight": c.InFlight} {
-		if n < 1 {
-			return usagef("--%s %d: at least 1", name, n)
-		}
-	}
-	for name, d := range map[string]time.Duration{"duration": f.duration.d, "away": f.away.d, "backoff": f.backoff.d, "retry-for": f.retryFor.d, "drain-for": f.drainFor.d} {
-		if d == 0 {
-			return usagef("--%s 0: it must take some time", name)
-		}
-	}
-	if f.size.n < loadtest.MinSize || f.size.n > 1<<20 {
-		return usagef("--size %s: from %d bytes, which the checker needs, to 1MiB", quantity.FormatSize(f.size.n), loadtest.MinSize)
-	}
-	for name, d := range map[string]time.Duration{"ack-deadline": f.ackDeadline.d, "backoff": f.backoff.d} {
-		if _, err := millis(name, d); err != nil {
-			return err
-		}
-	}
 	for _, name := range []string{"window", "count"} {
 		if cmd.Flags().Changed(name) {
 			return usagef("--%s: it is of a shape; --shape names one", name)
@@ -199,10 +198,10 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 	if err != nil {
 		return err
 	}
-	c.Partitions, c.Keys, c.MaxAttempts, c.Size = f.partitions.n, f.keys.n, f.attempts.n, int(f.size.n)
-	c.Warmup, c.Duration, c.Crash, c.Away = f.warmup.d, f.duration.d, f.crash.d, f.away.d
-	c.AckDeadline, c.Backoff, c.RetryFor, c.DrainFor = f.ackDeadline.d, f.backoff.d, f.retryFor.d, f.drainFor.d
-	c.NoIDs = !f.ids
+	c, err := f.config(cmd)
+	if err != nil {
+		return err
+	}
 	if err := c.Validate(); err != nil {
 		return usagef("this load cannot be run:\n%v", err)
 	}
@@ -222,6 +221,40 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 		return fmt.Errorf("the run ended early: %w", err)
 	}
 	return verdictError(rep)
+}
+
+// config is the load that the flags ask for.
+func (f *loadFlags) config(cmd *cobra.Command) (loadtest.Config, error) {
+	c := f.c
+	// Zero means the default there, and nothing here.
+	counts := map[string]int{"producers": c.Producers, "members": c.Members, "batch": c.Batch, "in-flight": c.InFlight, "workers": c.Workers}
+	if cmd.Flags().Changed("take") {
+		counts["take"] = c.Take
+	}
+	for name, n := range counts {
+		if n < 1 {
+			return c, usagef("--%s %d: at least 1", name, n)
+		}
+	}
+	for name, d := range map[string]time.Duration{"duration": f.duration.d, "away": f.away.d, "backoff": f.backoff.d, "retry-for": f.retryFor.d, "drain-for": f.drainFor.d} {
+		if d == 0 {
+			return c, usagef("--%s 0: it must take some time", name)
+		}
+	}
+	if f.size.n < loadtest.MinSize || f.size.n > 1<<20 {
+		return c, usagef("--size %s: from %d bytes, which the checker needs, to 1MiB", quantity.FormatSize(f.size.n), loadtest.MinSize)
+	}
+	for name, d := range map[string]time.Duration{"ack-deadline": f.ackDeadline.d, "backoff": f.backoff.d} {
+		if _, err := millis(name, d); err != nil {
+			return c, err
+		}
+	}
+	c.Partitions, c.Keys, c.MaxAttempts, c.Size = f.partitions.n, f.keys.n, f.attempts.n, int(f.size.n)
+	c.Warmup, c.Duration, c.Work = f.warmup.d, f.duration.d, f.work.d
+	c.Crash, c.Leave, c.Away = f.crash.d, f.leave.d, f.away.d
+	c.AckDeadline, c.Backoff, c.RetryFor, c.DrainFor = f.ackDeadline.d, f.backoff.d, f.retryFor.d, f.drainFor.d
+	c.NoIDs = !f.ids
+	return c, nil
 }
 
 // cannotRun is the error of a run that did not begin. What the broker refuses for
@@ -281,6 +314,7 @@ type loadProgress struct {
 	a     *app
 	board *board
 	every time.Duration
+	title string // before the rest, if there is one
 }
 
 func (a *app) newLoadProgress() *loadProgress {
@@ -295,6 +329,9 @@ func (p *loadProgress) tell(x loadtest.Progress) {
 	phase := fmt.Sprintf("%.0f of %.0f s", min(x.At, x.Total).Seconds(), x.Total.Seconds())
 	if !x.Publishing {
 		phase = "published; waiting for the groups"
+	}
+	if p.title != "" {
+		phase = p.title + ": " + phase
 	}
 	lines := []string{fmt.Sprintf("%s: published %s, %s/s, p99 %s", phase, quantity.Count(x.Published), whole(x.Rate), ms(x.Publish.P99))}
 	for i, g := range x.Groups {
@@ -360,15 +397,15 @@ func (a *app) showLoad(rep *loadtest.Report, kept bool) error {
 	}
 	if len(rep.Groups) > 0 {
 		did := table.Table{
-			Head:  []string{"GROUP", "ACKED", "NACKED", "LAPSED", "CRASHES", "AGAIN", "DEAD"},
-			Right: []int{1, 2, 3, 4, 5, 6},
+			Head:  []string{"GROUP", "ACKED", "NACKED", "LAPSED", "CRASHES", "LEFT", "AGAIN", "DEAD", "LONGEST GAP"},
+			Right: []int{1, 2, 3, 4, 5, 6, 7, 8},
 		}
 		verdicts := table.Table{
 			Head:  []string{"GROUP", "LOST", "DUPLICATED", "OUT OF ORDER", "OVERLAPPING", "OTHER", "VERDICT"},
 			Right: []int{1, 2, 3, 4, 5},
 		}
 		for i, g := range rep.Groups {
-			did.Add(i+1, quantity.Count(g.Acked), quantity.Count(g.Nacked), quantity.Count(g.Lapsed), g.Crashes, quantity.Count(g.Redelivered), quantity.Count(g.Dead))
+			did.Add(i+1, quantity.Count(g.Acked), quantity.Count(g.Nacked), quantity.Count(g.Lapsed), g.Crashes, g.Leaves, quantity.Count(g.Redelivered), quantity.Count(g.Dead), ms(g.Gap))
 			v := g.Verdict
 			verdicts.Add(i+1, v.Lost, v.Duplicated, v.Disordered, v.Overlapping, v.Altered+v.Other, v.Outcome)
 		}

@@ -15,7 +15,7 @@ import (
 // notForShapes are the flags that mean nothing with a shape, which says them, or
 // has no failures.
 var notForShapes = []string{
-	"producers", "groups", "zipf", "batch", "take", "nack", "lapse", "crash", "away", "ack-deadline", "backoff", "max-attempts", "retry-for", "transport", "topic",
+	"producers", "groups", "zipf", "batch", "take", "ahead", "work", "workers", "nack", "lapse", "crash", "leave", "away", "ack-deadline", "backoff", "max-attempts", "retry-for", "transport", "topic",
 }
 
 // runShape runs a load of a name.

@@ -29,6 +29,7 @@ var pure = []string{
 	"internal/check/*.go",
 	"loadtest/schedule.go",
 	"loadtest/keys.go",
+	"loadtest/sweep.go",
 	"loadtest/body.go",
 }
 
