@@ -222,6 +222,7 @@ func again() map[string]func(*testing.T) {
 		"PublishReceiveSettle": TestPublishReceiveSettle, "PublishStream": TestPublishStream, "PublishStreamRefusesAlone": TestPublishStreamRefusesAlone,
 		"Consume": TestConsume, "ConsumeCredits": TestConsumeCredits, "ConsumeEnds": TestConsumeEnds, "ConsumeSettles": TestConsumeSettles,
 		"ConsumeOpens": TestConsumeOpens, "ConsumeAssignment": TestConsumeAssignment, "Subscribe": TestSubscribe,
+		"PlainPublish": TestPlainPublish, "PlainTopics": TestPlainTopics,
 	}
 }
 

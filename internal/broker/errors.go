@@ -60,7 +60,7 @@ var table = []row{
 	{"UNKNOWN_MESSAGE", "not_found", "No message with that id or at that place is kept.", "Correct the id or the place; it may also have been removed by retention."},
 	{"UNKNOWN_DEAD_LETTER", "not_found", "The group has no such dead letter.", "List them; it may have been replayed or discarded."},
 	{"UNKNOWN_NODE", "not_found", "The cluster has no such node.", "List the nodes, and correct the number."},
-	{"UNKNOWN_METHOD", "unimplemented", "There is no such service or method.", "Reflection lists what there is."},
+	{"UNKNOWN_METHOD", "unimplemented", "There is no such service, method or path.", "Reflection lists services and methods, GET /v1/openapi.json the paths of the plain HTTP API."},
 	{"TOPIC_EXISTS", "already_exists", "There is a topic of that name with other settings.", "Use AlterTopic, or another name."},
 	{"GROUP_EXISTS", "already_exists", "There is a group of that name with another policy.", "Use AlterGroup, or another name."},
 	{"ID_REUSED", "already_exists", "The message id is taken, within its topic and key, by a message with another body.", "Give every message an id of its own."},
@@ -93,9 +93,9 @@ var table = []row{
 	// The web's: what keeps other sites' pages out of a broker on loopback.
 	{"HOST_NOT_ALLOWED", "permission_denied", "The Host header is not one that this broker answers to.", "Use localhost or 127.0.0.1, or start with --allowed-host."},
 	{"CROSS_ORIGIN", "permission_denied", "The request comes from a web page of another origin.", "Call from the same origin, or from a program."},
-	{"BAD_CONTENT_TYPE", "invalid_argument", "The content type or encoding is not one that an API call can have.", "Send content-type: application/json (or proto, gRPC, gRPC-Web), in UTF-8, plain or with gzip."},
+	{"BAD_CONTENT_TYPE", "invalid_argument", "The content type or encoding is not one that the call can have.", "Send one that the message names: for most calls content-type: application/json, in UTF-8."},
 	{"BAD_COMPRESSION", "invalid_argument", "A compressed request inflates to more than 100 times its size, and to more than 256 KiB.", "Send it less compressed, or as it is."},
-	{"BAD_METHOD", "unimplemented", "The call must be a POST.", "Use POST."},
+	{"BAD_METHOD", "unimplemented", "The call is made with another HTTP method.", "Use the one that the message names; mostly POST."},
 
 	// The world's: trying again after retry_after_ms may help.
 	{"QUEUE_FULL", "resource_exhausted", "More is being published than the disk takes.", "Wait retry_after_ms, then send the refused messages again."},
@@ -129,4 +129,10 @@ func rowOf(reason string) row {
 		}
 	}
 	return table[len(table)-1]
+}
+
+// rowFor is a reason's row for who writes problems of its own.
+func rowFor(reason string) (code, when, what string) {
+	r := rowOf(reason)
+	return r.code, r.when, r.what
 }

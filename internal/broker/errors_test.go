@@ -71,6 +71,7 @@ connections wait until others close.
 	for _, r := range table {
 		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", r.reason, r.code, r.when, r.what)
 	}
+	b.WriteString("\nIn the [plain HTTP API](http.md) a refusal is a problem (RFC 9457), with reason and code as here.\n")
 	b.WriteString("\nThis page is written from the table in `internal/broker/errors.go`.\n")
 	return b.String()
 }
@@ -97,6 +98,11 @@ func TestTable(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	plainly, err := filepath.Glob("../httpapi/*.go")
+	if err != nil || len(plainly) == 0 {
+		t.Fatal(plainly, err)
+	}
+	files = append(files, plainly...)
 	literal := regexp.MustCompile(`(?:refuse\(|passes\(|reason: |reason = |reason, field = |reason, field := |return )"([A-Z][A-Z_]+)"`)
 	for _, f := range files {
 		if strings.HasSuffix(f, "_test.go") || f == "errors.go" {

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/encoding/protojson"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/internal/httpapi"
 	"github.com/strandmq/strandmq/internal/plain"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -77,7 +78,7 @@ func streaming(path string) bool {
 // frame of it. Publishing takes 4 MiB of messages, written as JSON with base64.
 func maxBody(path string) int64 {
 	switch {
-	case strings.HasSuffix(path, "/Publish"), strings.HasSuffix(path, "/PublishStream"):
+	case strings.HasSuffix(path, "/Publish"), strings.HasSuffix(path, "/PublishStream"), strings.HasPrefix(path, httpapi.Prefix) && strings.HasSuffix(path, "/messages"):
 		return 8 << 20
 	case strings.HasSuffix(path, "/Settle"), strings.HasSuffix(path, "/Consume"):
 		return 4 << 20
@@ -96,25 +97,33 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("Cache-Control", "no-store")
 
 	if !g.hostAllowed(r.Host) {
-		g.refuse(w, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with --allowed-host", plain.Quote(r.Host)))
+		g.refuse(w, r, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with --allowed-host", plain.Quote(r.Host)))
 		return
 	}
 	if err := g.origins.Check(r); err != nil {
-		g.refuse(w, http.StatusForbidden, refuse("CROSS_ORIGIN", "Origin", "this request comes from a web page of another origin, which may not use the broker"))
+		g.refuse(w, r, http.StatusForbidden, refuse("CROSS_ORIGIN", "Origin", "this request comes from a web page of another origin, which may not use the broker"))
 		return
 	}
-	switch r.Method {
-	case http.MethodGet, http.MethodHead:
-		// Changes nothing: no method of the API takes GET.
-	case http.MethodPost:
+	switch plainly := strings.HasPrefix(r.URL.Path, httpapi.Prefix); {
+	case r.Method == http.MethodGet || r.Method == http.MethodHead:
+		// Changes nothing: no method of the API takes GET, and no GET of the plain one
+		// does more than look.
+	case plainly && r.Method == http.MethodPost:
+		if given := r.Header.Get("Content-Type"); !httpapi.ContentTypeAllowed(given) {
+			g.refuse(w, r, http.StatusUnsupportedMediaType, refuse("BAD_CONTENT_TYPE", "Content-Type", "%s", httpapi.WhyContentType(given)))
+			return
+		}
+	case plainly && (r.Method == http.MethodPut || r.Method == http.MethodDelete):
+		// A browser asks first, whatever the content type.
+	case r.Method == http.MethodPost:
 		if !contentTypeAllowed(r.Header.Get("Content-Type")) {
 			h.Set("Accept-Post", acceptPost)
-			g.refuse(w, http.StatusUnsupportedMediaType, badContentType(r.Header.Get("Content-Type")))
+			g.refuse(w, r, http.StatusUnsupportedMediaType, badContentType(r.Header.Get("Content-Type")))
 			return
 		}
 	default:
 		h.Set("Allow", "POST, GET, HEAD")
-		g.refuse(w, http.StatusMethodNotAllowed, refuse("BAD_METHOD", "", "%s is not used here: API calls are POST", plain.Quote(r.Method)))
+		g.refuse(w, r, http.StatusMethodNotAllowed, refuse("BAD_METHOD", "", "%s is not used here: API calls are POST", plain.Quote(r.Method)))
 		return
 	}
 
@@ -133,7 +142,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		limit := maxBody(r.URL.Path)
 		if r.ContentLength > limit {
 			h.Set("Connection", "close") // the rest of the body is not worth reading
-			g.refuse(w, http.StatusRequestEntityTooLarge, tooLarge(limit))
+			g.refuse(w, r, http.StatusRequestEntityTooLarge, tooLarge(limit))
 			return
 		}
 		b := &body{guard: g, from: http.MaxBytesReader(w, r.Body, limit), limit: limit, want: r.ContentLength}
@@ -162,12 +171,17 @@ func (g *guard) recover(w http.ResponseWriter, r *http.Request) {
 	}
 	ref := newReference()
 	g.log.Error("panic in a request", "ref", ref, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
-	g.refuse(w, http.StatusInternalServerError, internal(ref))
+	g.refuse(w, r, http.StatusInternalServerError, internal(ref))
 }
 
-func (g *guard) refuse(w http.ResponseWriter, status int, r *refusal) {
-	g.rejected(r.reason)
-	writeRefusal(w, status, r)
+// refuse answers in the form of the API that was asked for.
+func (g *guard) refuse(w http.ResponseWriter, r *http.Request, status int, why *refusal) {
+	g.rejected(why.reason)
+	if strings.HasPrefix(r.URL.Path, httpapi.Prefix) {
+		httpapi.Refuse(w, rowFor, why.reason, valid(why.field), valid(why.text), why.retryAfter)
+		return
+	}
+	writeRefusal(w, status, why)
 }
 
 // hostAllowed compares the Host header, without its port, to the allow-list.

@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
+	"github.com/strandmq/strandmq/internal/httpapi"
 	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
@@ -75,6 +76,8 @@ func (b *Broker) routes() http.Handler {
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, other...))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, other...))
 
+	mux.Handle(httpapi.Prefix, httpapi.New(httpapi.Config{Calls: mux, Row: rowFor, Rejected: b.metrics.rejected, WriteTime: b.cfg.TransferTime}))
+
 	mux.Handle("GET /metrics", b.metrics.handler(b.collect))
 	b.probes(mux)
 	mux.HandleFunc("/", b.other)
@@ -101,7 +104,7 @@ func methodsOf(service string) iter.Seq[protoreflect.MethodDescriptor] {
 func (b *Broker) other(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/" && r.Method != http.MethodPost {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintf(w, "StrandMQ %s\n\nAPI:     POST /strandmq.v1.<Service>/<Method>, content-type: application/json\nList:    gRPC reflection\nProbes:  /livez /startupz /readyz (?verbose)\nMetrics: /metrics\n", b.cfg.Version)
+		fmt.Fprintf(w, "StrandMQ %s\n\nAPI:     POST /strandmq.v1.<Service>/<Method>, content-type: application/json\nPlain:   /v1/topics\nList:    gRPC reflection\nProbes:  /livez /startupz /readyz (?verbose)\nMetrics: /metrics\n", b.cfg.Version)
 		return
 	}
 	b.metrics.rejected("UNKNOWN_METHOD")

@@ -34,6 +34,10 @@ var table = []row{
 		why: "the broker puts one node together; what it needs of a command belongs below it",
 	},
 	{
+		pkg: "internal/httpapi", may: []string{"proto", "internal"}, except: assembled,
+		why: "the plain HTTP API is a client of the API, without a connection between: what it needs of the broker is a method there",
+	},
+	{
 		pkg: "internal/sim", may: []string{"proto", "internal", "router", "partition", "consumer", "coordinator", "client"},
 		why: "the simulator drives everything but the command",
 	},
@@ -242,6 +246,9 @@ func TestTheTableBites(t *testing.T) {
 		{"loadtest", "partition", false, false},
 		{"internal/record", "proto/strandmq/v1", false, false},
 		{"internal/record", "partition", false, false},
+		{"internal/httpapi", "proto/strandmq/v1", false, true},
+		{"internal/httpapi", "partition", false, false},
+		{"internal/httpapi", "internal/broker", false, false},
 		{"internal/broker", "consumer", false, true},
 		{"internal/broker", "cmd/strandmq", false, false},
 		{"cmd/strandmq", "internal/broker", false, true},

@@ -228,16 +228,16 @@ func scalar(field string, value json.RawMessage) (text, why string) {
 	if text == "" {
 		return "", fmt.Sprintf("the field %q is empty", field)
 	}
-	if half := halfSurrogate(value); half != "" {
+	if half := HalfSurrogate(value); half != "" {
 		return "", fmt.Sprintf("the field %q has %s, which is half of a character: write both halves, or the character itself", field, half)
 	}
 	return text, ""
 }
 
-// halfSurrogate finds an escape in a valid JSON string that is half of a pair
+// HalfSurrogate finds an escape in a valid JSON string that is half of a pair
 // without the other half. It stands for no character, so decoders put U+FFFD in
 // its place, and different texts would become one.
-func halfSurrogate(value []byte) string {
+func HalfSurrogate(value []byte) string {
 	for i := 0; i < len(value); i++ {
 		if value[i] != '\\' {
 			continue

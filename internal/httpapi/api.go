@@ -1,0 +1,112 @@
+package httpapi
+
+import (
+	"fmt"
+	"mime"
+	"net/http"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/plain"
+)
+
+// Prefix is what the paths of this API begin with.
+const Prefix = "/v1/"
+
+// Config is what the API stands on.
+type Config struct {
+	// Calls serves the methods of strandmq.v1.
+	Calls http.Handler
+	// Row tells a reason's code, when it is met, and what to do about it.
+	Row func(reason string) (code, when, what string)
+	// Rejected counts refusals that no call was made for.
+	Rejected func(reason string)
+	// WriteTime is how long a caller may take over an answer, or a part of one
+	// that is a stream.
+	WriteTime time.Duration
+}
+
+type api struct {
+	cfg   Config
+	calls calls
+}
+
+// A route is one method of one path.
+type route struct {
+	method, path string
+	serve        func(*api, http.ResponseWriter, *http.Request) error
+}
+
+// routes are all there are; openapi.json describes them, which a test holds.
+//
+//nolint:gochecknoglobals // a constant that Go cannot spell as one
+var routes = []route{
+	{http.MethodPost, "/v1/topics/{topic}/messages", (*api).publish},
+	{http.MethodGet, "/v1/topics", (*api).listTopics},
+	{http.MethodGet, "/v1/topics/{topic}", (*api).describeTopic},
+	{http.MethodPut, "/v1/topics/{topic}", (*api).createTopic},
+	{http.MethodDelete, "/v1/topics/{topic}", (*api).deleteTopic},
+}
+
+// New makes the handler of everything under Prefix.
+func New(cfg Config) http.Handler {
+	a := &api{cfg: cfg, calls: newCalls(cfg.Calls)}
+	mux := http.NewServeMux()
+	methods := map[string]map[string]route{}
+	for _, r := range routes {
+		if methods[r.path] == nil {
+			methods[r.path] = map[string]route{}
+		}
+		methods[r.path][r.method] = r
+	}
+	for path, of := range methods {
+		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) { a.dispatch(w, r, of) })
+	}
+	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
+		a.refuse(w, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: GET /v1/openapi.json lists what there is", plain.Quote(r.URL.Path)))
+	})
+	return mux
+}
+
+// dispatch finds the route by method.
+func (a *api) dispatch(w http.ResponseWriter, r *http.Request, of map[string]route) {
+	method := r.Method
+	if method == http.MethodHead {
+		method = http.MethodGet
+	}
+	found, ok := of[method]
+	if !ok {
+		var allow []string
+		for m := range of {
+			allow = append(allow, m)
+		}
+		slices.Sort(allow)
+		w.Header().Set("Allow", strings.Join(allow, ", "))
+		a.refuse(w, refuse("BAD_METHOD", "", "%s is not used here: use %s", plain.Quote(r.Method), strings.Join(allow, " or ")))
+		return
+	}
+	if err := found.serve(a, w, r); err != nil {
+		a.refuse(w, err)
+	}
+}
+
+// ContentTypeAllowed tells whether a POST may have a content type. Those that a
+// web page can send elsewhere without asking first are not among them, nor is none.
+func ContentTypeAllowed(value string) bool {
+	kind, _, err := mime.ParseMediaType(value)
+	return err == nil && kind != "text/plain" && kind != "application/x-www-form-urlencoded" && !strings.HasPrefix(kind, "multipart/")
+}
+
+// WhyContentType is what a POST is told that may not have its content type.
+func WhyContentType(given string) string {
+	return fmt.Sprintf("the content type %s is one that any web page can send, so it is not taken here: with curl add -H 'Content-Type: application/octet-stream' for a value as it is, application/x-ndjson for lines of JSON, or application/json where the path takes JSON", plain.Quote(given))
+}
+
+// plainBody refuses bodies that are encoded.
+func plainBody(r *http.Request) error {
+	if e := r.Header.Get("Content-Encoding"); e != "" && e != "identity" {
+		return refuse("BAD_CONTENT_TYPE", "Content-Encoding", "the content encoding %s is not one that is read here: send the body as it is", plain.Quote(e))
+	}
+	return nil
+}
