@@ -35,17 +35,17 @@ type StrandsConfig struct {
 // StrandsMemory is what a Strands of so many keys and producers keeps for as
 // long as it lives, in bytes, beside what is in the members' hands.
 func StrandsMemory(keys, producers uint32) uint64 {
-	return uint64(keys)*uint64(producers)*8 + uint64(keys)*16
+	return uint64(keys)*uint64(producers)*8 + uint64(keys)*32
 }
 
 // Strands judges one group of a load by the numbers in the bodies, while it runs
 // and without keeping messages. It keeps:
 //
 //	per key and producer   the number that has to come next           8 bytes
-//	per key                the place of the latest message            16 bytes
+//	per key                the latest message: where and when         32 bytes
 //	per message            while it is in somebody's hands, or may be ~200 bytes
 //	the latest to end      when, where, by which attempt: bounded     ~100 bytes
-//	passed over            until the dead letters are known: bounded  ~24 bytes
+//	passed over            until the dead letters are known: bounded  ~48 bytes
 //
 // Every call of a member is told in two halves: what is about to be asked
 // (Now, Settling) before it is sent, and what came back (Arrived, Settled)
@@ -57,18 +57,37 @@ type Strands struct {
 	c       StrandsConfig
 	clock   uint64 // counts what was told
 	next    []uint64
-	last    []Place // the offset is one more than it was; 0: none came yet
+	last    []latest
 	open    map[Sent]*held
 	head    map[uint32]*held // by key: the latest that arrived, while it is open
 	ended   map[Sent]ending
 	endings []Sent // the same in the order of their ends, as a ring
 	oldest  int
 	horizon uint64 // everything that ended and is forgotten ended before or then
-	passed  map[Sent]struct{}
+	passed  map[Sent]overtaking
 	maybe   map[Sent]struct{}
 	early   []early
 	told    uint64 // deaths that an answer told
 	v       Verdict
+}
+
+// latest is the message of a key that has come from the highest offset.
+type latest struct {
+	place Place // the offset is one more than it was; 0: none came yet
+	overtaking
+}
+
+// overtaking is the arrival of a message, for those that are before it in its key.
+type overtaking struct {
+	at        uint64 // when it was told; 0: it was not
+	handedOut int64  // by the broker's clock
+}
+
+// proves tells whether a hand-out was made after the message had been handed out that
+// this is of. Arriving after it is not enough: an answer can be long on its way, and what
+// it brings have lapsed for good meanwhile.
+func (o overtaking) proves(a Arrival) bool {
+	return o.at > 0 && (a.Asked >= o.at || a.HandedOut > o.handedOut)
 }
 
 // held is a message that arrived and has not ended.
@@ -76,8 +95,9 @@ type held struct {
 	sent     Sent
 	place    Place
 	outs     []hold
-	overtook uint64 // when a later one of its key came although it was not done; 0: never
-	by       Sent   // which
+	later    overtaking // the first later one of its key that came
+	overtook uint64     // when one came although it was not done; 0: never
+	by       string     // which
 }
 
 // hold is one hand-out of a message to one session.
@@ -165,9 +185,9 @@ func NewStrands(c StrandsConfig) *Strands {
 		c.Passed = 1 << 20
 	}
 	s := &Strands{
-		c: c, next: make([]uint64, int(c.Keys)*int(c.Producers)), last: make([]Place, c.Keys),
+		c: c, next: make([]uint64, int(c.Keys)*int(c.Producers)), last: make([]latest, c.Keys),
 		open: map[Sent]*held{}, head: map[uint32]*held{}, ended: map[Sent]ending{},
-		passed: map[Sent]struct{}{}, maybe: map[Sent]struct{}{},
+		passed: map[Sent]overtaking{}, maybe: map[Sent]struct{}{},
 	}
 	for i := range s.next {
 		s.next[i] = 1
@@ -233,9 +253,12 @@ func (s *Strands) Arrived(a Arrival) (first bool) {
 
 // fresh judges a message that nobody holds.
 func (s *Strands) fresh(a Arrival) bool {
-	m, strand := a.Sent, s.strand(a.Sent)
+	m, strand, last := a.Sent, s.strand(a.Sent), &s.last[a.Sent.Key]
+	h := &held{sent: m, place: a.Place, outs: []hold{a.hold()}}
 	_, unsure := s.maybe[m]
-	_, late := s.passed[m]
+	later, late := s.passed[m]
+	// Without a limit a message ends by a settlement alone, so it came before it ended.
+	proven := func(o overtaking) bool { return s.c.MaxAttempts == 0 || o.proves(a) }
 	switch {
 	case unsure:
 		// Whatever was sent after it was not sent because of it.
@@ -243,8 +266,12 @@ func (s *Strands) fresh(a Arrival) bool {
 		s.next[strand] = max(s.next[strand], m.Number+1)
 	case late:
 		delete(s.passed, m)
-		s.say(&s.v.Disordered, "P3", "%v arrived after a later one of its key", m)
-	case m.Number < s.next[strand] && a.Place.Offset >= s.last[m.Key].Offset:
+		if proven(later) {
+			s.say(&s.v.Disordered, "P3", "%v arrived after a later one of its key", m)
+		} else {
+			h.overtaken(later, "a later one of its key")
+		}
+	case m.Number < s.next[strand] && a.Place.Offset >= last.place.Offset:
 		s.say(&s.v.Duplicated, "P9", "%v is stored at %v, and was stored before", m, a.Place)
 		return false
 	case m.Number < s.next[strand] && a.Asked < s.horizon:
@@ -254,34 +281,50 @@ func (s *Strands) fresh(a Arrival) bool {
 		s.say(&s.v.Duplicated, "P6", "%v was delivered at %v after it had ended", m, a.Place)
 		return false
 	default:
-		s.pass(m, s.next[strand])
+		s.pass(a, s.next[strand])
 		s.next[strand] = m.Number + 1
 	}
-	last := &s.last[m.Key]
-	switch {
-	case late:
-	case last.Offset > 0 && last.Partition != a.Place.Partition:
-		s.say(&s.v.Disordered, "P2", "key %d is in partitions %d and %d", m.Key, last.Partition, a.Place.Partition)
-	case a.Place.Offset < last.Offset:
-		s.say(&s.v.Disordered, "P3", "%v at %v arrived after offset %d of its key", m, a.Place, last.Offset-1)
+	s.open[m] = h
+	if late {
+		return true
 	}
-	if a.Place.Offset >= last.Offset {
-		*last = Place{a.Place.Partition, a.Place.Offset + 1}
+	switch {
+	case last.place.Offset > 0 && last.place.Partition != a.Place.Partition:
+		s.say(&s.v.Disordered, "P2", "key %d is in partitions %d and %d", m.Key, last.place.Partition, a.Place.Partition)
+	case a.Place.Offset >= last.place.Offset:
+	case proven(last.overtaking):
+		s.say(&s.v.Disordered, "P3", "%v at %v arrived after offset %d of its key", m, a.Place, last.place.Offset-1)
+	default:
+		h.overtaken(last.overtaking, fmt.Sprintf("offset %d of its key", last.place.Offset-1))
+		return true
+	}
+	now := overtaking{s.clock, a.HandedOut}
+	if a.Place.Offset >= last.place.Offset {
+		*last = latest{Place{a.Place.Partition, a.Place.Offset + 1}, now}
 	}
 	// A group with a limit of attempts may have buried what came before without
-	// a word. If it comes again, can still be settled, or is no dead letter in
-	// the end, then it was alive.
-	if h := s.head[m.Key]; h != nil && !late && !h.done() {
-		if s.c.MaxAttempts == 0 {
-			s.say(&s.v.Overlapping, "P3", "%v arrived while %v was not done", m, h.sent)
-		} else if h.overtook == 0 {
-			h.overtook, h.by = s.clock, m
+	// a word. If it is handed out again, can still be settled, or is no dead letter
+	// in the end, then it was alive.
+	if before := s.head[m.Key]; before != nil {
+		before.later = now
+		switch {
+		case before.done():
+		case s.c.MaxAttempts == 0:
+			s.say(&s.v.Overlapping, "P3", "%v arrived while %v was not done", m, before.sent)
+		default:
+			before.overtaken(now, m.String())
 		}
 	}
-	h := &held{sent: m, place: a.Place, outs: []hold{a.hold()}}
-	s.open[m] = h
 	s.head[m.Key] = h
 	return true
+}
+
+// overtaken notes that a later message of its key came although it may not be done.
+func (h *held) overtaken(o overtaking, by string) {
+	h.later = o
+	if h.overtook == 0 {
+		h.overtook, h.by = o.at, by
+	}
 }
 
 // again judges one more hand-out of a message.
@@ -301,8 +344,10 @@ func (s *Strands) again(h *held, a Arrival) {
 		*o = a.hold()
 		return
 	}
-	if last := s.last[h.sent.Key]; (Place{a.Place.Partition, a.Place.Offset + 1}) != last {
-		s.say(&s.v.Disordered, "P3", "%v was handed out again after offset %d of its key", h.sent, last.Offset-1)
+	if h.later.proves(a) {
+		s.say(&s.v.Disordered, "P3", "%v was handed out again after offset %d of its key", h.sent, s.last[h.sent.Key].place.Offset-1)
+	} else if h.later.at > 0 {
+		h.overtaken(h.later, "a later one of its key")
 	}
 	for _, o := range h.outs {
 		before, after := o, a.hold()
@@ -428,8 +473,9 @@ func (s *Strands) close(h *held, e ending) {
 	s.ended[h.sent] = e
 }
 
-// pass remembers the messages from a number up to m, which did not come.
-func (s *Strands) pass(m Sent, from uint64) {
+// pass remembers the messages from a number up to what arrived, which did not come.
+func (s *Strands) pass(a Arrival, from uint64) {
+	m := a.Sent
 	for n := from; n < m.Number; n++ {
 		over := Sent{m.Key, m.Producer, n}
 		if _, ok := s.maybe[over]; ok {
@@ -440,7 +486,7 @@ func (s *Strands) pass(m Sent, from uint64) {
 			s.v.Lost += m.Number - n - 1
 			return
 		}
-		s.passed[over] = struct{}{}
+		s.passed[over] = overtaking{s.clock, a.HandedOut}
 	}
 }
 
