@@ -47,13 +47,11 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 	if err = errors.Join(err, bad); err != nil {
 		return Life{}, stored(pid, err)
 	}
-	err = s.host.Scan(ctx, pid, from, func(e partition.LogEntry) bool {
-		if e.Index > until {
+	err = s.host.Commands(ctx, pid, from, func(at partition.Index, cmd []byte) bool {
+		if at > until {
 			return false // the states above know nothing of it
 		}
-		if e.Kind == partition.Command {
-			bad = t.command(e.Index, e.Data)
-		}
+		bad = t.command(at, cmd)
 		life.Truncated = len(t.events) > max
 		return bad == nil && !life.Truncated
 	})

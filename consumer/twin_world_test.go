@@ -330,9 +330,9 @@ func (w *twinWorld) ReadRawAt(id partition.PartitionID, offsets []partition.Offs
 	return out, nil
 }
 
-func (w *twinWorld) Scan(_ context.Context, _ partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
+func (w *twinWorld) Commands(_ context.Context, _ partition.PartitionID, from partition.Index, fn func(partition.Index, []byte) bool) error {
 	for _, e := range w.log {
-		if e.at.Index >= from && !fn(partition.LogEntry{Index: e.at.Index, Kind: partition.Command, First: e.at.End, Data: e.cmd}) {
+		if e.at.Index >= from && !fn(e.at.Index, e.cmd) {
 			return nil
 		}
 	}

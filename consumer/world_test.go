@@ -449,7 +449,7 @@ func rawMessage(m partition.Message) partition.RawMessage {
 	return partition.RawMessage{Offset: m.Offset, PublishTime: m.PublishTime, Record: raw}
 }
 
-func (w *world) Scan(_ context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
+func (w *world) Commands(_ context.Context, id partition.PartitionID, from partition.Index, fn func(partition.Index, []byte) bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p, err := w.part(id)
@@ -457,7 +457,7 @@ func (w *world) Scan(_ context.Context, id partition.PartitionID, from partition
 		return err
 	}
 	for _, c := range p.cmds {
-		if c.trim == nil && c.at.Index >= from && !fn(partition.LogEntry{Index: c.at.Index, Kind: partition.Command, First: c.at.End, Data: c.cmd}) {
+		if c.trim == nil && c.at.Index >= from && !fn(c.at.Index, c.cmd) {
 			break
 		}
 	}

@@ -314,8 +314,7 @@ func (r *rig) run(d *datadriven.TestData) {
 		}
 	case "log":
 		rep := n.core.replicas[p]
-		rd := rep.log.read
-		next := rep.log.state.start
+		along := course{r: rep.log.read, pos: rep.log.Position(), next: rep.log.state.start}
 		err := n.store.Scan(uint64(p), rep.rlog.first, uint64(rep.log.state.index)+1, func(e logstore.Entry, _ uint32) bool {
 			if e.Type != 0 {
 				fmt.Fprintf(&r.buf, "%d term %d: replicas change\n", e.Index, e.Term)
@@ -324,7 +323,7 @@ func (r *rig) run(d *datadriven.TestData) {
 			if len(e.Data) == 0 {
 				fmt.Fprintf(&r.buf, "%d term %d: begins\n", e.Index, e.Term)
 			}
-			_, err := rd.show(e, rep.log.Position(), &next, func(le LogEntry) bool {
+			_, err := along.show(e, func(le LogEntry) bool {
 				if le.Kind == Trim {
 					fmt.Fprintf(&r.buf, "%d term %d: trim\n", e.Index, e.Term)
 					return true

@@ -247,10 +247,20 @@ func (h *Host) IndexOf(id PartitionID, o Offset) (Index, error) {
 }
 
 // Scan calls fn with what stands in a partition's log from an index on, as far
-// as it is applied, until fn returns false.
+// as it is applied, until fn returns false. The data of what it shows is gone when fn
+// returns.
 func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(LogEntry) bool) error {
+	return h.scanAgain(ctx, id, from, false, fn)
+}
+
+// Commands is Scan for the commands alone, and cheaper: it looks for no messages.
+func (h *Host) Commands(ctx context.Context, id PartitionID, from Index, fn func(at Index, cmd []byte) bool) error {
+	return h.scanAgain(ctx, id, from, true, func(e LogEntry) bool { return fn(e.Index, e.Data) })
+}
+
+func (h *Host) scanAgain(ctx context.Context, id PartitionID, from Index, commands bool, fn func(LogEntry) bool) error {
 	for {
-		err := h.scan(ctx, id, from, fn)
+		err := h.scan(ctx, id, from, commands, fn)
 		// What is removed before the first entry is read, no one has seen: the
 		// log just begins later.
 		if gone := (*logstore.ErrCompacted)(nil); !errors.As(err, &gone) {
@@ -259,7 +269,7 @@ func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(Log
 	}
 }
 
-func (h *Host) scan(ctx context.Context, id PartitionID, from Index, fn func(LogEntry) bool) error {
+func (h *Host) scan(ctx context.Context, id PartitionID, from Index, commands bool, fn func(LogEntry) bool) error {
 	r, pos, err := h.reader(id)
 	if err != nil {
 		return err
@@ -272,9 +282,11 @@ func (h *Host) scan(ctx context.Context, id PartitionID, from Index, fn func(Log
 	if from > pos.Index {
 		return nil
 	}
-	next, err := r.search(pos, func(row *indexRow) bool { return row.index >= from })
-	if err != nil {
-		return h.expired(r, pos.Start, err)
+	c := course{r: r, pos: pos, commands: commands}
+	if !commands {
+		if c.next, err = r.search(pos, func(row *indexRow) bool { return row.index >= from }); err != nil {
+			return h.expired(r, pos.Start, err)
+		}
 	}
 	var bad error
 	err = h.cfg.Store.Scan(uint64(id), uint64(from), uint64(pos.Index)+1, func(e logstore.Entry, _ uint32) bool {
@@ -285,7 +297,7 @@ func (h *Host) scan(ctx context.Context, id PartitionID, from Index, fn func(Log
 			return true // raft's own
 		}
 		var more bool
-		more, bad = r.show(e, pos, &next, fn)
+		more, bad = c.show(e, fn)
 		return more && bad == nil
 	})
 	if err == nil {

@@ -63,7 +63,7 @@ type LogEntry struct {
 	Time  Millis // publish time of a batch; 0 for a command, which carries its own
 	First Offset // a batch's first stored message; for a command, the next message's offset
 	Count int    // how many of a batch's records were stored (the others were duplicates or refused)
-	Data  []byte // the record batch or the command; must not be changed
+	Data  []byte // the record batch or the command; must not be changed, nor kept
 }
 
 // Info is a partition's state as operators see it.

@@ -1,6 +1,7 @@
 package partition
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"slices"
@@ -121,8 +122,15 @@ func TestReads(t *testing.T) {
 // Scan shows everything in order, agrees with IndexOf, and begins anywhere.
 func TestScan(t *testing.T) {
 	n, want := filled(t, 2000)
+	keep := func(list *[]LogEntry) func(LogEntry) bool {
+		return func(e LogEntry) bool {
+			e.Data = bytes.Clone(e.Data)
+			*list = append(*list, e)
+			return true
+		}
+	}
 	var all []LogEntry
-	if err := n.Scan(within(t), 1, 0, func(e LogEntry) bool { all = append(all, e); return true }); err != nil {
+	if err := n.Scan(within(t), 1, 0, keep(&all)); err != nil {
 		t.Fatal(err)
 	}
 	next, cmds := Offset(0), 0
@@ -149,12 +157,24 @@ func TestScan(t *testing.T) {
 	}
 	for from := range all[len(all)-1].Index + 2 {
 		var got []LogEntry
-		if err := n.Scan(within(t), 1, from, func(e LogEntry) bool { got = append(got, e); return true }); err != nil {
+		if err := n.Scan(within(t), 1, from, keep(&got)); err != nil {
 			t.Fatal(err)
 		}
 		rest := slices.DeleteFunc(slices.Clone(all), func(e LogEntry) bool { return e.Index < from })
 		if fmt.Sprint(got) != fmt.Sprint(rest) {
 			t.Fatalf("from %d: %d entries, want %d", from, len(got), len(rest))
+		}
+		// The same commands without the messages.
+		rest = slices.DeleteFunc(rest, func(e LogEntry) bool { return e.Kind != Command })
+		if err := n.Commands(within(t), 1, from, func(at Index, cmd []byte) bool {
+			if len(rest) == 0 || at != rest[0].Index || !bytes.Equal(cmd, rest[0].Data) {
+				t.Errorf("from %d: command %q of entry %d, want the first of %v", from, cmd, at, rest)
+				return false
+			}
+			rest = rest[1:]
+			return true
+		}); err != nil || len(rest) > 0 {
+			t.Fatalf("from %d: %v, and %d commands are missing", from, err, len(rest))
 		}
 	}
 }

@@ -262,15 +262,45 @@ func (r reader) ids(from []byte, max int) (keys []idKey, next []byte, err error)
 	return keys, next, nil
 }
 
-// show calls fn with the items of one entry. next is the offset of the next
-// message.
-func (r reader) show(e logstore.Entry, pos Position, next *Offset, fn func(LogEntry) bool) (bool, error) {
+// course goes along a log with the rows of the offset index beside it, which it reads a
+// page at a time.
+type course struct {
+	r    reader
+	pos  Position   // as far as it is to go
+	next Offset     // of the next message
+	rows []indexRow // from that one on, as far as they are read
+	// With it, all but commands is passed over, and messages are not counted.
+	commands bool
+}
+
+// row returns the row of the batch with the next message, which must be stored.
+func (c *course) row() (indexRow, error) {
+	if b, ok := c.r.shelf.find(c.next); ok {
+		return b.row, nil
+	}
+	for len(c.rows) > 0 && c.rows[0].end() <= c.next {
+		c.rows = c.rows[1:]
+	}
+	if len(c.rows) == 0 {
+		var err error
+		if c.rows, err = c.r.rows(c.next, c.pos.End); err != nil {
+			return indexRow{}, err
+		}
+	}
+	return c.rows[0], nil
+}
+
+// show calls fn with the items of one entry.
+func (c *course) show(e logstore.Entry, fn func(LogEntry) bool) (bool, error) {
 	damaged := func(err error) error {
-		return damagedAt(r.id, Index(e.Index), err)
+		return damagedAt(c.r.id, Index(e.Index), err)
 	}
 	it, err := openEntry(e.Data)
 	if err != nil {
 		return false, damaged(err)
+	}
+	if c.commands && it.kind != Command {
+		return true, nil
 	}
 	for {
 		x, ok, err := it.next()
@@ -280,21 +310,22 @@ func (r reader) show(e logstore.Entry, pos Position, next *Offset, fn func(LogEn
 		if !ok {
 			return true, nil
 		}
-		le := LogEntry{Index: Index(e.Index), Kind: it.kind, First: *next, Data: append([]byte(nil), x.data...)}
+		le := LogEntry{Index: Index(e.Index), Kind: it.kind, First: c.next, Data: x.data}
 		if it.kind == Batches {
-			b, _, err := record.Parse(le.Data)
+			// Its bytes were accepted when they were written, and the entry's checksum is right.
+			b, _, err := record.View(le.Data)
 			if err != nil {
 				return false, damaged(err)
 			}
 			le.Time = Millis(b.PublishTime())
-			if *next < pos.End {
-				row, err := r.row(*next)
+			if c.next < c.pos.End {
+				row, err := c.row()
 				if err != nil {
 					return false, err
 				}
 				if row.index == le.Index && int(row.at) == x.at {
 					le.First, le.Count = row.base, int(row.stored)
-					*next = row.end()
+					c.next = row.end()
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"bytes"
 	"context"
 	"net"
 	"net/http"
@@ -155,6 +156,7 @@ func (c *cluster) follow(ctx context.Context, h *partition.Host, _ *coordinator.
 		var news []partition.LogEntry
 		err := c.owner.host.Scan(ctx, partition.Metadata, from, func(e partition.LogEntry) bool {
 			if e.Kind == partition.Command {
+				e.Data = bytes.Clone(e.Data)
 				news = append(news, e)
 			}
 			return true

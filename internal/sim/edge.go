@@ -113,11 +113,11 @@ func (e *edge) ReadRawAt(id partition.PartitionID, os []partition.Offset, out []
 	return e.n.core.ReadRawAt(id, os, out)
 }
 
-func (e *edge) Scan(ctx context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
+func (e *edge) Commands(ctx context.Context, id partition.PartitionID, from partition.Index, fn func(partition.Index, []byte) bool) error {
 	if err := e.gone(); err != nil {
 		return err
 	}
-	return e.n.core.Scan(ctx, id, from, fn)
+	return e.n.core.Commands(ctx, id, from, fn)
 }
 
 func (e *edge) IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error) {
