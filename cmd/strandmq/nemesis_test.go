@@ -94,6 +94,7 @@ func (tr *trial) run(steps []nemesis.Step) {
 		tr.flows(healed)
 		until := time.Since(tr.began)
 		tr.ledger.Fault(nemesis.Span{Step: step, From: from, Until: until, Led: led})
+		s.unseen.ask(s.handOuts)
 		t.Logf("%-50s whole %5.1f s after it was healed", step, (until - healed).Seconds())
 	}
 	stopPublishing()
@@ -183,7 +184,9 @@ func (tr *trial) judge() {
 	if len(h.Log) < 100 {
 		t.Errorf("too little happened for the run to prove anything")
 	}
+	over := time.Now()
 	violations := check.Promises(h)
+	t.Logf("judged in %.1f s", time.Since(over).Seconds())
 	for _, v := range violations[:min(20, len(violations))] {
 		t.Error(v)
 	}

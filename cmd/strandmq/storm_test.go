@@ -29,6 +29,7 @@ type storm struct {
 	acked  func(partition uint32) // told of every receipt; may be nil
 	keys   int                    // of each publisher; 0: 8
 	pause  time.Duration          // the most between two batches of a publisher; 0: 4 ms
+	unseen unseen
 
 	mu     sync.Mutex
 	calls  int
@@ -231,6 +232,7 @@ func (s *storm) receive(ctx context.Context, m *member, request string) ([]*stra
 			Attempt: d.GetAttempt(), Token: d.GetToken(), Replayed: d.GetReplayed(),
 		})
 	}
+	s.unseen.came(m.group, e.Deliveries)
 	s.end(e)
 	return got, err
 }
@@ -316,24 +318,6 @@ func (s *storm) history() check.History {
 		}
 	}
 	return h
-}
-
-// logged reads a message's hand-outs to a group back from the log.
-func (s *storm) logged(group string, at check.Place) (list []check.HandOut) {
-	res, err := ask(s.ctx, s.api.trace.Trace, &strandmqv1.TraceRequest{
-		Topic: stormTopic, Which: &strandmqv1.TraceRequest_Place{Place: &strandmqv1.MessagePlace{Partition: at.Partition, Offset: at.Offset}},
-	})
-	if err != nil {
-		s.t.Errorf("trace of %v: %v", at, err)
-	}
-	for _, m := range res.GetMessages() {
-		for _, e := range m.GetEvents() {
-			if e.GetGroup() == group && e.GetWhat() == "handed-out" {
-				list = append(list, check.HandOut{Attempt: e.GetAttempt(), Member: e.GetMember()})
-			}
-		}
-	}
-	return list
 }
 
 // readBack reads every message of a topic with a group of its own.
