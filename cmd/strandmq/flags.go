@@ -4,7 +4,9 @@ import (
 	"math"
 	"os"
 	"strconv"
+	"strings"
 	"time"
+	"unicode"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
@@ -22,6 +24,11 @@ func env(name, otherwise string) string {
 		return v
 	}
 	return otherwise
+}
+
+// envList gives what the environment lists, with commas or spaces.
+func envList(name string) []string {
+	return strings.FieldsFunc(os.Getenv(name), func(r rune) bool { return r == ',' || unicode.IsSpace(r) })
 }
 
 // spanFlag is a span of time, in the grammar of package quantity.

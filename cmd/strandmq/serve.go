@@ -17,7 +17,7 @@ import (
 // serveFlags are what the command line says of a broker.
 type serveFlags struct {
 	data, listen, level, format    string
-	hosts                          []string
+	hosts, origins                 []string
 	reserve, memory, streams, move sizeFlag
 	session                        spanFlag
 	cluster                        clusterFlags
@@ -40,11 +40,18 @@ holds, or with --join and a join token one more. Nodes speak TLS to each other, 
 certificates that the cluster makes. The folder remembers it: later starts need
 --data alone.
 
-Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
---data, --listen and --join-token.`,
+With --allow-origin the pages of another origin may publish and consume, and so read
+and settle messages of every topic; they may call nothing else. An origin is scheme,
+host and port as browsers send them. '*' alone is every page that is opened in a
+browser on this machine.
+
+Environment: STRANDMQ_DATA, STRANDMQ_LISTEN, STRANDMQ_JOIN_TOKEN and
+STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
+--join-token and --allow-origin.`,
 		Example: `  strandmq serve
   strandmq serve --data /var/lib/strandmq --listen 127.0.0.1:7171
   strandmq serve --listen 127.0.0.1:0 --log-format json
+  strandmq serve --allow-origin https://app.example.org --allow-origin http://localhost:5173
   strandmq serve --data ./n1 --peer-listen 127.0.0.1:7271`,
 		Args: exact(),
 	}, func(cmd *cobra.Command, args []string) error {
@@ -65,7 +72,7 @@ Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
 		}
 		config := broker.Config{
 			Cluster: cluster,
-			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, Logger: log,
+			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, AllowedOrigins: f.origins, Logger: log,
 			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserve, StreamMemory: f.streams.n,
 		}
 		if f.streams.n == 0 {
@@ -103,6 +110,7 @@ Environment: STRANDMQ_DATA, STRANDMQ_LISTEN and STRANDMQ_JOIN_TOKEN stand in for
 	fl.StringVar(&f.listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")
 	f.cluster.add(fl)
 	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")
+	fl.StringArrayVar(&f.origins, "allow-origin", envList("STRANDMQ_ALLOW_ORIGIN"), "an origin, such as https://app.example.org, whose web pages may publish and consume; can be repeated (default none)")
 	fl.Var(&f.session, "session-timeout", "a member that makes no call for so long loses its partitions, and with a stream its session")
 	fl.Var(&f.reserve, "disk-reserve", "publishes are refused while the disk has less free (on a disk below 2 GiB an eighth of it); 0: a full disk stops the broker")
 	fl.Var(&f.memory, "memory", "the size that the process is to keep to: what it keeps in memory gets shares of it, and near it garbage is collected more often")

@@ -130,6 +130,9 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 		return nil, startError(err, b.cfg.storeConfig())
 	}
 	b.started.Store(true)
+	if slices.Contains(cfg.AllowedOrigins, everyOrigin) {
+		b.log.Warn("every web page that is opened in a browser on this machine may publish, read and settle messages here: --allow-origin '*' is for tries only")
+	}
 	b.log.Info("broker started", "url", b.URL(), "data", cfg.DataDir, "cluster", b.cluster.ID, "node", b.cfg.Node, "version", cfg.Version,
 		"partitions", len(b.host.Partitions()), "took", time.Since(b.startedAt).Round(time.Millisecond))
 	return b, nil

@@ -38,6 +38,12 @@ type Config struct {
 	// that of a proxy or container in front. localhost and loopback addresses
 	// always may.
 	AllowedHosts []string
+	// AllowedOrigins are the origins, such as https://app.example.org, whose web
+	// pages may publish and consume here; they may call nothing else. As long as
+	// there are no access tokens, that is to read and settle every topic. "*"
+	// alone is every page that is opened in a browser on this machine. Default:
+	// none but the broker's own.
+	AllowedOrigins []string
 	// Logger takes what operators should know. Default: slog's.
 	Logger *slog.Logger
 	// Version is what NodeInfo and the metrics show. Default: development.
@@ -197,6 +203,7 @@ func (c Config) Validate() error {
 		})
 		bad(wrong, "allowed host: %s is no host name such as broker.example.org", plain.Quote(h))
 	}
+	faults = append(faults, checkOrigins(c.AllowedOrigins)...)
 	if err := checkListen(c.Listen); err != nil {
 		faults = append(faults, err)
 	}

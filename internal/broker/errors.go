@@ -92,7 +92,7 @@ var table = []row{
 
 	// The web's: what keeps other sites' pages out of a broker on loopback.
 	{"HOST_NOT_ALLOWED", "permission_denied", "The Host header is not one that this broker answers to.", "Use localhost or 127.0.0.1, or start with --allowed-host."},
-	{"CROSS_ORIGIN", "permission_denied", "The request comes from a web page of another origin.", "Call from the same origin, or from a program."},
+	{"CROSS_ORIGIN", "permission_denied", "The request comes from a web page of another origin.", "Call from the same origin, or from a program; for publishing and consuming the broker can be started with --allow-origin."},
 	{"BAD_CONTENT_TYPE", "invalid_argument", "The content type or encoding is not one that the call can have.", "Send one that the message names: for most calls content-type: application/json, in UTF-8."},
 	{"BAD_COMPRESSION", "invalid_argument", "A compressed request inflates to more than 100 times its size, and to more than 256 KiB.", "Send it less compressed, or as it is."},
 	{"BAD_METHOD", "unimplemented", "The call is made with another HTTP method.", "Use the one that the message names; mostly POST."},

@@ -33,9 +33,12 @@ import (
 //   - the host allow-list stops a name that was rebound to 127.0.0.1: such
 //     requests are same-origin, so nothing else would see them;
 //   - the cross-origin check stops other sites' requests that change something;
-//   - the content types are such that a browser asks first (and there is no CORS
-//     answer, so it is told no), which leaves forms and beacons out;
+//   - the content types are such that a browser asks first (and is told no),
+//     which leaves forms and beacons out;
 //   - no GET changes anything.
+//
+// Origins that the configuration names are let through to publish and consume
+// (see guests).
 //
 // It also bounds what one request, and all together, may make the node hold:
 // bytes and time of a body, time to take an answer.
@@ -44,6 +47,7 @@ type guard struct {
 	next    http.Handler
 	hosts   map[string]bool // lower case, without port
 	origins *http.CrossOriginProtection
+	guests  *guests // nil: no other origin may call
 
 	bodyTime time.Duration // for a body to arrive, and for an answer to be taken
 	flight   *flight
@@ -100,8 +104,12 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.refuse(w, r, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with --allowed-host", plain.Quote(r.Host)))
 		return
 	}
-	if err := g.origins.Check(r); err != nil {
-		g.refuse(w, r, http.StatusForbidden, refuse("CROSS_ORIGIN", "Origin", "this request comes from a web page of another origin, which may not use the broker"))
+	answered, welcome := g.guests.greet(w, r)
+	if answered {
+		return
+	}
+	if err := g.origins.Check(r); err != nil && !welcome {
+		g.refuse(w, r, http.StatusForbidden, g.guests.refusal(r))
 		return
 	}
 	switch plainly := strings.HasPrefix(r.URL.Path, httpapi.Prefix); {

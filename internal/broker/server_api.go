@@ -127,7 +127,7 @@ func (b *Broker) newServer() *http.Server {
 	}
 	b.api = b.routes()
 	g := &guard{
-		log: b.log, next: b.api, hosts: hosts, origins: http.NewCrossOriginProtection(),
+		log: b.log, next: b.api, hosts: hosts, origins: http.NewCrossOriginProtection(), guests: newGuests(b.cfg.AllowedOrigins),
 		bodyTime: b.cfg.TransferTime, flight: b.flight, rejected: b.metrics.rejected,
 	}
 	return &http.Server{
