@@ -96,6 +96,14 @@ type Leaving struct {
 // are wanted.
 func (p *Partition) Moving() bool { return p.Settled != p.Placement }
 
+// Past tells whether a replica was one of the partition and is none any more, nor
+// leaves: no later map wants it, since no id is given twice. One that this map is too
+// old to know of is not. Those of the metadata log are for good.
+func (p *Partition) Past(r partition.ReplicaID) bool {
+	return p.ID != partition.Metadata && r.Incarnation() < p.nextIncarnation && !slices.Contains(p.Replicas, r) &&
+		!slices.ContainsFunc(p.Leaving, func(l Leaving) bool { return l.ID == r })
+}
+
 // settle notes that the voters are those that are wanted.
 func (p *Partition) settle() { p.Settled, p.settledIncarnation = p.Placement, p.nextIncarnation }
 

@@ -132,6 +132,14 @@ func (k *Keeper) membership(m *coordinator.Map, p *coordinator.Partition, info p
 	for _, l := range p.Leaving {
 		w.gone = append(w.gone, l.ID)
 	}
+	// A leader with an old map may have let in again who was out and forgotten since.
+	for _, has := range [][]partition.ReplicaID{info.Voters, info.Learners} {
+		for _, r := range has {
+			if p.Past(r) {
+				w.gone = append(w.gone, r)
+			}
+		}
+	}
 	if p.ID != partition.Metadata {
 		return w
 	}

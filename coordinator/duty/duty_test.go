@@ -191,3 +191,41 @@ func TestCaughtUp(t *testing.T) {
 		}
 	}
 }
+
+// A replica that was out and is forgotten is taken out again by whoever knows, if a
+// leader with an older map let it in. One that this map is too old to know of stays.
+func TestPastReplicaIsTakenOut(t *testing.T) {
+	c, topic := four(t)
+	ctx := t.Context()
+	if _, err := c.FinishTopic(ctx, topic.ID); err != nil {
+		t.Fatal(err)
+	}
+	id := topic.Partitions[0].ID
+	p := func() *coordinator.Partition { p, _ := c.View().Partition(id); return p }
+	first := p().Replicas
+	lead := func(learner partition.ReplicaID) Step {
+		var k Keeper
+		all := p().Replicas
+		info := partition.Info{Replica: all[0], Term: 3, LastIndex: 9, Voters: all, Learners: []partition.ReplicaID{learner}}
+		return k.Lead(c.View(), p(), info, Others{Up: everyone, Stay: everyone}, false)
+	}
+	later := partition.NewReplicaID(4, 7)
+	if s := lead(later); s.Kind == Change {
+		t.Errorf("of one that it does not know yet: %v", s.Change)
+	}
+	old := first[len(first)-1]
+	nodes := p().Nodes()
+	nodes[len(nodes)-1] = 10 - nodes[0] - nodes[1] - nodes[2] // the fourth
+	if _, err := c.Place(ctx, id, nodes); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Settle(ctx, id, p().Placement); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Left(ctx, id, old); err != nil {
+		t.Fatal(err)
+	}
+	if s := lead(old); s.Kind != Change || s.Change != (partition.Change{Kind: partition.Remove, Replica: old}) {
+		t.Errorf("of one that is forgotten: %+v", s)
+	}
+}

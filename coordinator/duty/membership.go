@@ -12,7 +12,7 @@ type Membership struct {
 	self      partition.ReplicaID
 	voters    []partition.ReplicaID // wanted; the first is to lead
 	listeners []partition.ReplicaID // wanted without a vote
-	gone      []partition.ReplicaID // that the map names as leaving, or whose node is gone
+	gone      []partition.ReplicaID // that the map names as leaving, or knows of no more; or whose node is gone
 	moving    bool                  // it was not said yet that the voters are those
 	damaged   bool                  // some of what the leader has does not read
 	mends     bool                  // and it can be made anew, as far as the map tells
@@ -45,8 +45,8 @@ const (
 )
 
 // Next is the next step: feed the new, give them votes, then take the votes of the
-// old, and say so. Whoever is neither wanted nor named as leaving is left alone: the
-// map that this node has may be older than what another leader did.
+// old, and say so. Whoever is neither wanted nor gone is left alone: the map that this
+// node has may be older than what another leader did.
 //
 //	add ──► fed ──► promote ──► (lead elsewhere) ──► demote ──► remove ──► settle
 //
@@ -85,6 +85,8 @@ func (m *Membership) Next() Step {
 		for _, r := range list {
 			switch {
 			case has(r):
+			case slices.Contains(m.gone, r): // until the map names another one in its place
+				waiting = true
 			case m.up(r.Node()) && !m.onNode(r.Node()):
 				return change(partition.AddLearner, r)
 			default:

@@ -39,6 +39,7 @@ func TestMembershipSteps(t *testing.T) {
 		{"a leader that leaves hands over first", Membership{self: r(1), voters: list(2, 3, 4), gone: list(1), hasVoters: list(1, 2, 3, 4), moving: true}, []partition.NodeID{2}, nil, "transfer n3"},
 		{"a replica that comes again waits for the old one to go", Membership{self: r(1), voters: []partition.ReplicaID{r(1), r(2), anew}, gone: list(3), hasVoters: list(1, 2, 3), moving: true}, nil, nil, "waits"},
 		{"who is not named is left alone", Membership{self: r(1), voters: list(1, 2, 3), hasVoters: list(1, 2, 3, 4), hasLearners: list(5)}, nil, nil, "nothing"},
+		{"who is gone is not fed while it is still wanted", Membership{self: r(1), voters: list(1, 2, 3), gone: list(3), hasVoters: list(1, 2)}, nil, nil, "waits"},
 		{"who is to listen is fed", Membership{self: r(1), voters: list(1), listeners: list(2), hasVoters: list(1)}, nil, nil, "add n2"},
 		{"who is to listen loses its vote", Membership{self: r(1), voters: list(1), listeners: list(2), hasVoters: list(1, 2), moving: true}, nil, nil, "demote n2"},
 		{"the first is to lead", Membership{self: r(2), voters: list(1, 2, 3), hasVoters: list(1, 2, 3)}, nil, nil, "transfer n1"},
