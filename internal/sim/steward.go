@@ -29,6 +29,7 @@ type steward struct {
 func (o *steward) heal() { o.quiet = true }
 
 func (o *steward) loop() {
+	o.hear()
 	if !o.busy {
 		o.turn()
 	}
@@ -43,6 +44,18 @@ func (o *steward) states(want coordinator.NodeState) (out []*node) {
 		}
 	}
 	return out
+}
+
+// hear takes note of nodes that are out of the cluster though nobody was told so: the
+// call that had them go got no answer. They may know it least of all, since no other
+// node lets them in.
+func (o *steward) hear() {
+	for x := range o.s.cluster.newest.Nodes() {
+		if n := o.s.node(x.ID); n != nil && !n.gone && (x.State == coordinator.Lost || x.State == coordinator.Removed) {
+			o.s.say("%v is %v, as it turns out", n.id, x.State)
+			o.out(n)
+		}
+	}
 }
 
 func (o *steward) turn() {
@@ -128,8 +141,7 @@ func (o *steward) remove(n *node) {
 		return err
 	}, func() {
 		o.s.count.placed["node removed"]++
-		n.giveUp()
-		o.ends(n)
+		o.out(n)
 	})
 }
 
@@ -142,16 +154,16 @@ func (o *steward) giveUp(n *node) {
 		}
 		return err
 	}, func() {
-		n.giveUp()
 		o.s.count.placed["node lost"]++
 		o.lost = slices.DeleteFunc(o.lost, func(x *node) bool { return x == n })
-		o.ends(n)
+		o.out(n)
 		o.join()
 	})
 }
 
-// ends has a node that nobody lets in any more end.
-func (o *steward) ends(n *node) {
+// out has a node that nobody lets in any more end.
+func (o *steward) out(n *node) {
+	n.giveUp()
 	o.s.after(o.s.between(o.r, time.Second, 20*time.Second), "shut out", func() {
 		if n.up {
 			n.outcast()
