@@ -276,7 +276,7 @@ func (j *judge) skipped(g Group, l *life, before, attempt uint32, from, to int) 
 // was handed out to them: of a group those without an answer, of one of its members
 // also those that were open as a node was killed.
 func (j *judge) lost(group, member string, from, to int) (n int) {
-	for _, c := range j.takes[group] {
+	for _, c := range j.takes[group].around(from, to) {
 		if !c.overlaps(from, to) {
 			continue
 		}

@@ -1,6 +1,9 @@
 package check
 
-import "fmt"
+import (
+	"fmt"
+	"sort"
+)
 
 // Place is where a message is stored.
 type Place struct {
@@ -145,7 +148,7 @@ func (v Violation) String() string { return v.Promise + ": " + v.Text }
 
 // Promises judges a history.
 func Promises(h History) []Violation {
-	j := judge{h: h, log: map[Place]Message{}, calls: map[int]*call{}, takes: map[string][]*call{}}
+	j := judge{h: h, log: map[Place]Message{}, calls: map[int]*call{}, takes: map[string]*takes{}}
 	j.index()
 	j.publishing()
 	for _, g := range h.Groups {
@@ -161,13 +164,44 @@ type call struct {
 	last       *Event // nil: unknown outcome
 }
 
+// takes are receives in the order in which they began.
+type takes struct {
+	calls []*call
+	ends  []int // the last end up to each; never: one has none
+}
+
+func (t *takes) index() {
+	last := 0
+	for _, c := range t.calls {
+		if c.end < 0 {
+			last = never
+		}
+		last = max(last, c.end)
+		t.ends = append(t.ends, last)
+	}
+}
+
+// around are those that can overlap a span: few are open at once, and a history has
+// hundreds of thousands.
+func (t *takes) around(from, to int) []*call {
+	if t == nil {
+		return nil
+	}
+	first := sort.SearchInts(t.ends, from+1)
+	n := len(t.calls)
+	if to >= 0 {
+		n = sort.Search(n, func(i int) bool { return t.calls[i].begin >= to })
+	}
+	return t.calls[min(first, n):n]
+}
+
 type judge struct {
 	h     History
 	log   map[Place]Message
 	calls map[int]*call
-	order []*call            // by beginning
-	kills []*call            // those of them that are KillCalls
-	takes map[string][]*call // and the ReceiveCalls of each group
+	order []*call           // by beginning
+	kills []*call           // those of them that are KillCalls
+	takes map[string]*takes // and the ReceiveCalls of each group
 	found []Violation
 }
 
@@ -188,7 +222,10 @@ func (j *judge) index() {
 			case KillCall:
 				j.kills = append(j.kills, c)
 			case ReceiveCall:
-				j.takes[e.Group] = append(j.takes[e.Group], c)
+				if j.takes[e.Group] == nil {
+					j.takes[e.Group] = &takes{}
+				}
+				j.takes[e.Group].calls = append(j.takes[e.Group].calls, c)
 			}
 		case PublishReturn, ReceiveReturn, SettleReturn, KillReturn:
 			c := j.calls[e.Call]
@@ -201,6 +238,9 @@ func (j *judge) index() {
 				c.last = e
 			}
 		}
+	}
+	for _, t := range j.takes {
+		t.index()
 	}
 	next := map[uint32]uint64{}
 	for _, s := range j.h.Log {
