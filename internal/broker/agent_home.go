@@ -29,7 +29,8 @@ type ClusterConfig struct {
 	// Zone is what fails together: replicas are spread over zones.
 	Zone string
 
-	clock func() time.Time // of the connections, set by tests
+	clock    func() time.Time // of the connections, set by tests
+	versions [2]uint16        // the same
 }
 
 // The files that a node of a cluster has beside its store.

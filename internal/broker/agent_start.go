@@ -209,12 +209,12 @@ func (a *agent) open(ctx context.Context) error {
 		}
 	}
 	boot := b.store.Boot()
-	now := time.Now
-	if b.cfg.Cluster != nil && b.cfg.Cluster.clock != nil {
-		now = b.cfg.Cluster.clock
+	var told ClusterConfig
+	if b.cfg.Cluster != nil {
+		told = *b.cfg.Cluster
 	}
 	transport, err := peer.New(peer.Config{
-		Now:      now,
+		Now: told.clock, Versions: told.versions,
 		Identity: a.identity, Store: storeID(b.store.ID()), Boot: boot, Life: a.life, Earlier: a.peerStarts(), Listen: a.home.Listen,
 		Deliver: a.links.deliver, Alive: a.alive, Handler: a.handler(), OnJoin: a.onJoin, Logger: b.log,
 	})

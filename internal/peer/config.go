@@ -69,6 +69,9 @@ type Config struct {
 	MaxSkew time.Duration
 	// Now is the wall clock. Default time.Now.
 	Now func() time.Time
+	// Versions are the lowest and the highest version of the protocol that it says to
+	// speak. Default: those that this program speaks. Others are for tests.
+	Versions [2]uint16
 }
 
 func (c Config) withDefaults() Config {
@@ -93,6 +96,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Now == nil {
 		c.Now = time.Now
+	}
+	if c.Versions == [2]uint16{} {
+		c.Versions = [2]uint16{lowestVersion, highestVersion}
 	}
 	return c
 }

@@ -132,12 +132,12 @@ func parseHello(b []byte) (hello, error) {
 	return h, nil
 }
 
-// chooseVersion is the highest version that both speak.
-func chooseVersion(h hello) (uint16, *ErrRefused) {
-	v := min(h.highest, highestVersion)
-	if v < max(h.lowest, lowestVersion) {
-		return 0, refuse(UnknownVersion, "node %d speaks versions %d to %d of the node protocol, and this one %d to %d: run versions of the broker that are closer to each other",
-			h.node, h.lowest, h.highest, lowestVersion, highestVersion)
+// version is the highest version that a node speaks of those of another.
+func (own hello) version(h hello) (uint16, *ErrRefused) {
+	v := min(h.highest, own.highest)
+	if v < max(h.lowest, own.lowest) {
+		return 0, refuse(UnknownVersion, "node %d speaks versions %d to %d of the node protocol, and node %d versions %d to %d: run versions of the broker that are closer to each other",
+			h.node, h.lowest, h.highest, own.node, own.lowest, own.highest)
 	}
 	return v, nil
 }

@@ -65,7 +65,7 @@ func (t *Transport) serveFrames(conn *tls.Conn, subject uint64, refused error) e
 	case <-t.ctx.Done():
 		return &ErrClosed{}
 	}
-	version, _ := chooseVersion(h)
+	version, _ := t.self.version(h)
 	w := t.self
 	w.lowest, w.highest, w.to, w.clock = version, version, h.node, t.cfg.Now().UnixMilli()
 	if _, err := conn.Write(appendFrame(nil, kindWelcome, w.encode())); err != nil {

@@ -47,7 +47,7 @@ func (m *machine) setMembers(members map[uint64]Member) {
 // closed, whether the hello is refused or not: they are of an earlier process, or
 // of a folder that runs twice.
 func (m *machine) meet(h hello, subject uint64) (ended []uint64, refused *ErrRefused) {
-	if _, refused := chooseVersion(h); refused != nil {
+	if _, refused := m.self.version(h); refused != nil {
 		return nil, refused
 	}
 	switch {

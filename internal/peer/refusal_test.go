@@ -232,6 +232,41 @@ func TestCallsAreRefused(t *testing.T) {
 	isRefused(t, err, UnknownVersion, true)
 }
 
+// Nodes that have no version of the protocol in common say so on both sides, with what to
+// do, in the log too, and take each other for down. Those that have one work.
+func TestVersionsApart(t *testing.T) {
+	c := newCluster(t, "c1")
+	a := c.start(1, func(cfg *Config) { cfg.Versions = [2]uint16{1, 3} })
+	b := c.start(2, func(cfg *Config) { cfg.Versions = [2]uint16{4, 5} })
+	between := c.start(3, func(cfg *Config) { cfg.Versions = [2]uint16{2, 4} })
+	all := map[uint64]Member{1: {Address: a.Addr().String()}, 2: {Address: b.Addr().String()}, 3: {Address: between.Addr().String()}}
+	for _, n := range []*node{a, b, between} {
+		n.SetNodes(all)
+	}
+	for _, x := range []struct {
+		n  *node
+		of uint64
+	}{{a, 2}, {b, 1}} {
+		x.n.untilDown(x.of)
+		var refused *ErrRefused
+		x.n.until("the reason", func() bool { return errors.As(x.n.status(x.of).Err, &refused) })
+		if refused.Reason != UnknownVersion {
+			t.Errorf("node %d of node %d: %v", x.n.self.node, x.of, refused)
+		}
+		for _, words := range []string{"versions 1 to 3", "versions 4 to 5", "run versions of the broker that are closer to each other"} {
+			if !strings.Contains(refused.Text, words) {
+				t.Errorf("%q does not say %q", refused.Text, words)
+			}
+		}
+		x.n.until("the refusal in the log", func() bool { return strings.Contains(x.n.logs.String(), "UNKNOWN_VERSION") })
+		if slices.Contains(x.n.heard(x.of), true) || x.n.status(x.of).Up {
+			t.Errorf("node %d took node %d for up", x.n.self.node, x.of)
+		}
+	}
+	talks(t, a, between)
+	talks(t, b, between)
+}
+
 func TestClocksThatDiffer(t *testing.T) {
 	c := newCluster(t, "c1")
 	a := c.start(1)

@@ -98,7 +98,7 @@ func New(cfg Config) (*Transport, error) {
 		cfg: cfg, began: time.Now(), listener: l, gate: newGate(pendingLimit, pendingPerAddress), joining: make(chan struct{}, joinsAtOnce),
 		tells: newComplaints(cfg.Logger), nudge: make(chan struct{}, 1), ctx: ctx, stop: stop, conns: map[*tracked]struct{}{},
 		self: hello{
-			lowest: lowestVersion, highest: highestVersion, cluster: cfg.Identity.Cluster(), node: cfg.Identity.Node(),
+			lowest: cfg.Versions[0], highest: cfg.Versions[1], cluster: cfg.Identity.Cluster(), node: cfg.Identity.Node(),
 			store: cfg.Store, boot: cfg.Boot, life: cfg.Life, earlier: cfg.Earlier[max(0, len(cfg.Earlier)-earlierLimit):],
 		},
 	}
