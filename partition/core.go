@@ -261,7 +261,7 @@ func (c *core) receive(f Frame) {
 		c.sleepy(r, f)
 		return
 	case frameResign:
-		if r.leader == f.From && r.term == f.m.GetTerm() {
+		if leader, term := r.heard(); leader == f.From && term == f.m.GetTerm() {
 			c.forget(r)
 			c.runCampaigns()
 		}
@@ -270,7 +270,7 @@ func (c *core) receive(f Frame) {
 		// It says nothing that a leader that sleeps does not know.
 	case framePreVote, frameVote:
 		r.rouse()
-		if r.leader == f.From && f.m.GetTerm() > r.term {
+		if leader, term := r.heard(); leader == f.From && f.m.GetTerm() > term {
 			// Who asks for votes leads no more, whoever still believes it.
 			c.forget(r)
 		}

@@ -96,9 +96,12 @@ func (c *core) down(n NodeID) {
 // bereave has others lead what a node led, where that may be.
 func (c *core) bereave(n NodeID, may func(*replica) bool) {
 	for _, r := range c.order {
+		if r.fault != nil || !r.isOn(n) || !may(r) {
+			continue
+		}
+		leader, _ := r.heard()
 		switch {
-		case r.fault != nil || !r.isOn(n) || !may(r):
-		case r.leader.Node() == n:
+		case leader.Node() == n:
 			c.forget(r)
 		case r.isLead:
 			r.rouse() // without it there may be no majority
@@ -126,18 +129,29 @@ func (c *core) unreachable(r *replica, n NodeID) {
 	}
 }
 
+// heard is who leads in which term as raft has it. A replica takes note of that in its
+// next turn: between the two a leader of a moment may go, and it is raft that waits for it.
+func (r *replica) heard() (leader ReplicaID, term uint64) {
+	if r.taking != nil {
+		return r.leader, r.term
+	}
+	st := r.rn.BasicStatus()
+	return ReplicaID(st.Lead), st.GetTerm()
+}
+
 // forget makes a replica one without a leader, which votes for another at once
 // and campaigns when it is its turn.
 func (c *core) forget(r *replica) {
 	r.rouse()
-	if r.isLead {
+	leader, _ := r.heard()
+	if leader == r.self {
 		return
 	}
 	if err := c.guard(r, r.rn.ForgetLeader); err != nil {
 		c.fail(r, err)
 		return
 	}
-	r.attempts, r.lost = 0, r.leader
+	r.attempts, r.lost = 0, leader
 	r.campaignAt = c.ticks + rankTicks*uint64(c.rank(r))
 	if r.votes && r.campaignAt == c.ticks {
 		c.lineUp(r)

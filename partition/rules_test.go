@@ -71,6 +71,64 @@ func (r *rig) pass(n *rigNode) (kinds []string) {
 	return kinds
 }
 
+// A leader that goes in the moment in which it came is forgotten like any other: who
+// heard of it, and had no turn since to take note, looks for another at once and not when
+// raft's own patience ends. The one before it may be among them.
+func TestLeaderOfAMoment(t *testing.T) {
+	for what, goes := range map[string]func(from *rigNode, frames []Frame, to *rigNode){
+		"down":    func(from *rigNode, _ []Frame, to *rigNode) { to.core.down(from.id) },
+		"resigns": func(_ *rigNode, frames []Frame, to *rigNode) { deliverTo(to, frames) },
+	} {
+		t.Run(what, func(t *testing.T) {
+			r := newRig(t, 3, 1)
+			a, b, c := r.nodes[1], r.nodes[2], r.nodes[3]
+			a.core.transferTo(1, b.id.Replica(), func(error) {})
+			work := func(n *rigNode) {
+				r.pump(n)
+				for len(n.writes) > 0 {
+					r.durable(n)
+				}
+				r.pump(n)
+			}
+			for _, n := range []*rigNode{a, b, a, c, b} {
+				work(n)
+				if n != b || !b.core.replicas[1].isLead {
+					r.pass(n)
+				}
+			}
+			if !b.core.replicas[1].isLead {
+				t.Fatal("the leadership was not handed over")
+			}
+			r.pass(b) // its first entry
+			b.core.replicas[1].resign()
+			frames := r.carried(b.core.takeFrames())
+			b.off = true
+			for _, n := range []*rigNode{a, c} {
+				goes(b, frames, n)
+			}
+			for range electionTicks - 1 {
+				for _, n := range []*rigNode{a, c} {
+					n.core.tick()
+				}
+				r.settle()
+				if a.core.replicas[1].leading || c.core.replicas[1].leading {
+					return
+				}
+			}
+			t.Errorf("nobody leads after %d ticks", electionTicks-1)
+		})
+	}
+}
+
+// deliverTo delivers those of some frames that are to a node.
+func deliverTo(n *rigNode, frames []Frame) {
+	for _, f := range frames {
+		if f.To.Node() == n.id {
+			n.core.receive(f)
+		}
+	}
+}
+
 // A follower says that it has an entry when it is on its disk, and the leader
 // answers when a majority has: its own disk alone is not enough, nor is theirs
 // for what it applies itself.
