@@ -94,7 +94,9 @@ func (tr *trial) run(steps []nemesis.Step) {
 		tr.flows(healed)
 		until := time.Since(tr.began)
 		tr.ledger.Fault(nemesis.Span{Step: step, From: from, Until: until, Led: led})
-		s.unseen.ask(s.handOuts)
+		if n := s.unseen.ask(s.handOuts); n > 0 {
+			t.Logf("%d attempts that no member saw cannot be told yet: they are asked for again", n)
+		}
 		t.Logf("%-50s whole %5.1f s after it was healed", step, (until - healed).Seconds())
 	}
 	stopPublishing()

@@ -4,6 +4,7 @@ package main
 
 import (
 	"errors"
+	"slices"
 	"sync"
 
 	"github.com/strandmq/strandmq/internal/check"
@@ -13,7 +14,8 @@ import (
 // unseen asks the broker for the hand-outs of messages of which an attempt came to no
 // member. A trace reads the log from its message on, so it is asked soon after: at the end
 // of a long run the log behind each of them is that of the whole run. An attempt that was
-// seen is in the log by then, and so is every one before it.
+// seen is in the log by then, and so is every one before it. A node that has not heard yet
+// that another leads may answer without it: such an answer does not count.
 //
 // All methods may be called from any goroutine.
 type unseen struct {
@@ -49,32 +51,35 @@ func (u *unseen) came(group string, list []check.Delivery) {
 	}
 }
 
-// ask asks for each that is open, a few at once. What fails stays open.
-func (u *unseen) ask(trace func(inGroup) ([]check.HandOut, error)) {
+// ask asks for each that is open, a few at once. What fails stays open, and is counted.
+func (u *unseen) ask(trace func(inGroup) ([]check.HandOut, error)) (failed int) {
 	u.mu.Lock()
-	var list []inGroup
+	list := map[inGroup]uint32{}
 	for m := range u.open {
-		list = append(list, m)
+		list[m] = u.latest[m]
 	}
 	clear(u.open) // one that opens again from here on is asked for again
 	u.mu.Unlock()
 	turns := make(chan struct{}, 4)
 	var asking sync.WaitGroup
-	for _, m := range list {
+	for m, came := range list {
 		turns <- struct{}{}
 		asking.Go(func() {
 			defer func() { <-turns }()
 			out, err := trace(m)
+			there := slices.ContainsFunc(out, func(h check.HandOut) bool { return h.Attempt == came })
 			u.mu.Lock()
 			defer u.mu.Unlock()
-			if err != nil {
+			if err != nil || !there {
 				u.open[m] = true
+				failed++
 			} else if !u.open[m] {
 				u.told[m] = out
 			}
 		})
 	}
 	asking.Wait()
+	return failed
 }
 
 // known are the hand-outs of a message if the log was asked for them.
