@@ -63,10 +63,16 @@ func TestLeadershipMoves(t *testing.T) {
 		if i == 5 {
 			lead.stop()
 			c.isUp(lead.id, false)
-		} else if err := lead.Transfer(within(t), 1, to.id.Replica()); err != nil {
-			t.Fatal(err)
-		} else if info, err := lead.Info(1); err != nil || info.Leader != to.id || info.Leading {
-			t.Fatalf("after the transfer to %v: %+v, %v", to.id, info, err)
+		} else {
+			was := must(lead.Info(1)).Term
+			lead = c.byLeader(1, "the lead is handed over", func(m *member) error {
+				was, to = must(m.Info(1)).Term, c.nodes[int(m.id)%3]
+				return m.Transfer(within(t), 1, to.id.Replica())
+			})
+			// Of the term that the transfer made; a later one would be another move.
+			if info := must(lead.Info(1)); info.Term <= was || info.Term == was+1 && (info.Leader != to.id || info.Leading) {
+				t.Fatalf("after the transfer to %v in term %d: %+v", to.id, was, info)
+			}
 		}
 	}
 	want = append(want, "last")
@@ -121,9 +127,7 @@ func TestReplicaMoves(t *testing.T) {
 	}
 	change := func(kind ChangeKind, id ReplicaID) {
 		t.Helper()
-		if err := c.leader(1).Change(within(t), 1, Change{kind, id}); err != nil {
-			t.Fatal(err)
-		}
+		c.byLeader(1, "the replicas are changed", func(lead *member) error { return lead.Change(within(t), 1, Change{kind, id}) })
 	}
 	change(AddLearner, NewReplicaID(4, 7))
 	until(t, "the learner has caught up", func() bool {
@@ -245,11 +249,7 @@ func TestLeadersDiskHangs(t *testing.T) {
 	lame.start()
 	c.isUp(1, true)
 	c.create(1)
-	if c.leader(1) != lame {
-		if err := c.leader(1).Transfer(within(t), 1, 1); err != nil {
-			t.Fatal(err)
-		}
-	}
+	c.leadBy(1, lame)
 	c.publish(1, "before")
 
 	gate := make(chan struct{})
@@ -320,11 +320,7 @@ func TestLeaderThatHangsLetsGo(t *testing.T) {
 	c.isUp(1, true)
 	c.isUp(2, true)
 	c.create(1)
-	if c.leader(1) != lame {
-		if err := c.leader(1).Transfer(within(t), 1, 1); err != nil {
-			t.Fatal(err)
-		}
-	}
+	c.leadBy(1, lame)
 	c.publish(1, "before")
 
 	gate := make(chan struct{})
