@@ -37,12 +37,7 @@ func (l *lockedBuffer) String() string {
 // Consuming and publishing may begin before the broker does, as they do when a
 // machine starts them all at once.
 func TestTheBrokerMayComeLater(t *testing.T) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	listen, dir := l.Addr().String(), t.TempDir()
-	l.Close()
+	listen, dir := heldPort(t), t.TempDir()
 	start := func() *broker.Broker {
 		b, err := broker.Start(t.Context(), broker.Config{DataDir: dir, Listen: listen, Logger: slog.New(slog.DiscardHandler), Version: "test"})
 		if err != nil {

@@ -66,8 +66,9 @@ func (w *soloWorld) handOver(...string) {
 	if err := w.p.cmd.Process.Signal(syscall.SIGTERM); err != nil {
 		w.t.Fatal(err)
 	}
-	if err := w.p.cmd.Wait(); err != nil {
-		w.t.Errorf("the broker did not stop in good order: %v", err)
+	<-w.p.ended
+	if !w.p.cmd.ProcessState.Success() {
+		w.t.Errorf("the broker did not stop in good order: %v", w.p.cmd.ProcessState)
 	}
 	w.p.start()
 	w.ready()

@@ -51,14 +51,15 @@ func planDev(folder string, want, port int) (devPlan, error) {
 	if len(p.Nodes) >= want {
 		return p, nil
 	}
-	for i := len(p.Nodes); i < want; i++ {
-		at := devAddress{API: fmt.Sprintf("127.0.0.1:%d", port+i), Peer: fmt.Sprintf("127.0.0.1:%d", port+100+i)}
-		if port == 0 {
-			if at, err = freeAddress(); err != nil {
-				return p, err
-			}
+	if port == 0 {
+		free, err := freeAddresses(want - len(p.Nodes))
+		if err != nil {
+			return p, err
 		}
-		p.Nodes = append(p.Nodes, at)
+		p.Nodes = append(p.Nodes, free...)
+	}
+	for i := len(p.Nodes); i < want; i++ {
+		p.Nodes = append(p.Nodes, devAddress{API: fmt.Sprintf("127.0.0.1:%d", port+i), Peer: fmt.Sprintf("127.0.0.1:%d", port+100+i)})
 	}
 	if b, err = json.MarshalIndent(p, "", "  "); err != nil {
 		return p, err
@@ -66,17 +67,19 @@ func planDev(folder string, want, port int) (devPlan, error) {
 	return p, os.WriteFile(path, b, 0o600)
 }
 
-// freeAddress finds two free ports. Somebody may take them before they are used, and
-// then the node says so.
-func freeAddress() (devAddress, error) {
-	var at devAddress
-	for _, to := range []*string{&at.API, &at.Peer} {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return at, err
+// freeAddresses finds two free ports for each of so many nodes, none of them twice.
+// Somebody may take them before they are used, and then the node says so.
+func freeAddresses(nodes int) ([]devAddress, error) {
+	free := make([]devAddress, nodes)
+	for i := range free {
+		for _, to := range []*string{&free[i].API, &free[i].Peer} {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				return nil, err
+			}
+			defer func() { _ = l.Close() }() // when all are found, or the next could be the same
+			*to = l.Addr().String()
 		}
-		defer func() { _ = l.Close() }()
-		*to = l.Addr().String()
 	}
-	return at, nil
+	return free, nil
 }

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -20,6 +21,7 @@ import (
 type devCluster struct {
 	t     *testing.T
 	cmd   *exec.Cmd
+	ended <-chan struct{} // closed when it is gone
 	talk  lockedBuffer
 	nodes []devRow
 }
@@ -27,13 +29,13 @@ type devCluster struct {
 // startDev starts a cluster and waits until it is whole. It ends with the test.
 func startDev(t *testing.T, binary, folder string, args ...string) *devCluster {
 	d := &devCluster{t: t}
-	d.cmd = exec.Command(binary, append([]string{"dev", "--data", folder, "--port", "0", "--output", "json"}, args...)...)
+	d.cmd = exec.Command(binary, append([]string{"dev", "--data", folder, "--output", "json"}, args...)...)
 	d.cmd.Stderr = &d.talk
 	out, err := d.cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := d.cmd.Start(); err != nil {
+	if d.ended, err = startTied(d.cmd, here); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(d.stop)
@@ -51,12 +53,15 @@ func startDev(t *testing.T, binary, folder string, args ...string) *devCluster {
 
 // stop has it end, with all its nodes.
 func (d *devCluster) stop() {
-	if d.cmd.ProcessState != nil {
+	select {
+	case <-d.ended:
 		return
+	default:
 	}
 	_ = d.cmd.Process.Signal(syscall.SIGTERM)
-	if err := d.cmd.Wait(); err != nil {
-		d.t.Errorf("strandmq dev: %v\n%s", err, d.talk.String())
+	<-d.ended
+	if !d.cmd.ProcessState.Success() {
+		d.t.Errorf("strandmq dev: %v\n%s", d.cmd.ProcessState, d.talk.String())
 	}
 }
 
@@ -99,7 +104,8 @@ func TestDevAgain(t *testing.T) {
 	}
 	t.Parallel()
 	binary, folder := buildBroker(t), filepath.Join(t.TempDir(), "cluster")
-	d := startDev(t, binary, folder, "--restart-after", "500ms")
+	base := heldPorts(t, 1, 2, 100, 101, 102) // where its nodes are, and come back
+	d := startDev(t, binary, folder, "--port", strconv.Itoa(base), "--restart-after", "500ms")
 	if _, err := ask(t.Context(), dial(d.nodes[1].URL).topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: "kept", Partitions: 2}); err != nil {
 		t.Fatal(err)
 	}

@@ -19,7 +19,7 @@ type serving struct {
 	cmd     *exec.Cmd
 	logFile string
 	url     string // empty: it ended instead
-	ended   chan struct{}
+	ended   <-chan struct{}
 }
 
 // serveFolder starts one and waits until it serves or ends. exe is this test's
@@ -31,18 +31,14 @@ func serveFolder(t *testing.T, exe string, as *syscall.Credential, args ...strin
 		t.Fatal(err)
 	}
 	defer log.Close()
-	s := &serving{t: t, logFile: log.Name(), ended: make(chan struct{})}
+	s := &serving{t: t, logFile: log.Name()}
 	s.cmd = &exec.Cmd{
 		Path: exe, Args: append([]string{"strandmq", "serve", "--listen", "127.0.0.1:0", "--log-level", "warn"}, args...),
 		Dir: filepath.Dir(exe), Stderr: log, SysProcAttr: &syscall.SysProcAttr{Credential: as},
 	}
-	if err := s.cmd.Start(); err != nil {
+	if s.ended, err = startTied(s.cmd, here); err != nil {
 		t.Fatal(err)
 	}
-	go func() {
-		_ = s.cmd.Wait() // the exit code says it
-		close(s.ended)
-	}()
 	t.Cleanup(func() {
 		s.stop(syscall.SIGKILL)
 		if t.Failed() {

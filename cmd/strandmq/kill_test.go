@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -116,6 +115,7 @@ type process struct {
 	url      string
 	listen   string
 	cmd      *exec.Cmd
+	ended    <-chan struct{} // closed when it is gone
 	log      bytes.Buffer
 	starting int
 }
@@ -147,15 +147,9 @@ func buildBroker(t testing.TB) string {
 
 // startProcess starts a broker on a fresh folder. It ends with the test.
 func startProcess(t *testing.T, binary string, args ...string) *process {
-	p := &process{t: t, dir: t.TempDir(), binary: binary, args: args}
-	// A port that stays the same over restarts, so that clients find it again.
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	p.listen = l.Addr().String()
+	// The port stays the same over restarts, so that clients find it again.
+	p := &process{t: t, dir: t.TempDir(), binary: binary, args: args, listen: heldPort(t)}
 	p.url = "http://" + p.listen
-	l.Close()
 	p.start()
 	t.Cleanup(p.kill)
 	return p
@@ -167,7 +161,8 @@ func (p *process) start() {
 	args := append([]string{"serve", "--data", filepath.Join(p.dir, "data"), "--listen", p.listen, "--log-level", "warn"}, p.args...)
 	p.cmd = exec.Command(p.binary, args...)
 	p.cmd.Stderr = &p.log
-	if err := p.cmd.Start(); err != nil {
+	var err error
+	if p.ended, err = startTied(p.cmd, here); err != nil {
 		p.t.Fatal(err)
 	}
 	api := dial(p.url)
@@ -187,7 +182,7 @@ func (p *process) start() {
 // kill ends the process at once, as a crash does.
 func (p *process) kill() {
 	_ = p.cmd.Process.Signal(syscall.SIGKILL)
-	_ = p.cmd.Wait()
+	<-p.ended
 }
 
 // showLog ends the process, since it may still write, and shows what it wrote.

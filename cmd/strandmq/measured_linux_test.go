@@ -33,6 +33,7 @@ type measured struct {
 	url    string
 	peer   string // its address for other nodes, in a fleet
 	cmd    *exec.Cmd
+	ended  <-chan struct{} // closed when it is gone
 	api    *clients
 }
 
@@ -52,9 +53,7 @@ func startMeasured(b testing.TB, binary, folder string, more ...string) *measure
 	if err != nil {
 		b.Fatal(err)
 	}
-	// However this process ends, the broker ends with it.
-	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
-	if err := p.cmd.Start(); err != nil {
+	if p.ended, err = startTied(p.cmd, here); err != nil {
 		b.Fatal(err)
 	}
 	lines := bufio.NewScanner(said)
@@ -72,7 +71,7 @@ func startMeasured(b testing.TB, binary, folder string, more ...string) *measure
 
 func (p *measured) stop() {
 	_ = p.cmd.Process.Kill() // its data are thrown away
-	_ = p.cmd.Wait()
+	<-p.ended
 }
 
 // fleet is a broker of one process or more, each a node.
@@ -88,10 +87,7 @@ func startFleet(b *testing.B, binary string, nodes int) fleet {
 	}
 	var f fleet
 	for i := range nodes {
-		at, err := freeAddress()
-		if err != nil {
-			b.Fatal(err)
-		}
+		at := devAddress{API: heldPort(b), Peer: heldPort(b)}
 		// The same again when it is started again: others know it by them.
 		flags := []string{"--listen", at.API, "--peer-listen", at.Peer}
 		if i > 0 {

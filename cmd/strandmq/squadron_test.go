@@ -41,7 +41,7 @@ type ship struct {
 	url          string                   // the same for clients
 	api          *clients                 // at url
 	cmd          *exec.Cmd                // nil: it never ran
-	ended        chan struct{}            // closed when the process is gone
+	ended        <-chan struct{}          // closed when the process is gone
 	hurt         bool                     // its disk was full or hung since it was started
 }
 
@@ -57,22 +57,15 @@ type berth struct {
 func loopback(t *testing.T, nodes int) (berths []berth) {
 	for range nodes {
 		berths = append(berths, berth{
-			folder: t.TempDir(), peer: freePort(t), within: func(f func() error) error { return f() },
+			folder: t.TempDir(), peer: heldPort(t), within: here,
 			dial: func(address string) (net.Conn, error) { return net.Dial("tcp", address) },
 		})
 	}
 	return berths
 }
 
-// freePort is an address that nobody listens at now.
-func freePort(t *testing.T) string {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
-}
+// here is where this process is.
+func here(f func() error) error { return f() }
 
 // startSquadron starts a node in each berth, the first alone and the others by joining it,
 // and waits until the cluster is whole. It ends with the test.
@@ -82,7 +75,7 @@ func startSquadron(t *testing.T, berths []berth, args ...string) *squadron {
 	for i, p := range berths {
 		s := &ship{
 			number: i, data: filepath.Join(p.folder, "data"), log: filepath.Join(logs, fmt.Sprintf("n%d.log", i+1)),
-			listen: freePort(t), peer: p.peer, within: p.within,
+			listen: heldPort(t), peer: p.peer, within: p.within,
 		}
 		s.dial = func() (net.Conn, error) { return p.dial(s.listen) }
 		s.url = f.door(s)
@@ -167,15 +160,11 @@ func (f *squadron) start(s *ship, token string, more ...string) {
 	s.cmd = exec.Command(f.binary, args...)
 	s.cmd.Stderr = log
 	s.cmd.Env = append(os.Environ(), "STRANDMQ_JOIN_TOKEN="+token)
-	if err := s.within(s.cmd.Start); err != nil {
+	ended, err := startTied(s.cmd, s.within)
+	if err != nil {
 		f.t.Fatal(err)
 	}
-	ended, cmd := make(chan struct{}), s.cmd
 	s.ended, s.hurt = ended, false
-	go func() {
-		_ = cmd.Wait() // the state says it
-		close(ended)
-	}()
 }
 
 // join starts a node as a new one of the cluster that another is of.

@@ -1,0 +1,106 @@
+package main
+
+import (
+	"fmt"
+	"os/exec"
+	"runtime"
+	"syscall"
+	"testing"
+)
+
+// heldPort is an address at which a broker can listen, again and again, and that nobody
+// else is given until the test ends: neither who asks for any free port nor an outgoing
+// connection. A port that is only found free may be somebody's when the broker starts,
+// and when it starts again.
+//
+// It is a socket that is bound and does not listen. One that has SO_REUSEADDR as well,
+// as every listener of Go, may bind to the same.
+func heldPort(t testing.TB) string {
+	t.Helper()
+	fd, at, err := holdPort(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = syscall.Close(fd) })
+	return fmt.Sprintf("127.0.0.1:%d", at)
+}
+
+// heldPorts is a base such that base+d is held, as by heldPort, for each of some distances
+// above 0, and base itself.
+func heldPorts(t testing.TB, distances ...int) (base int) {
+	t.Helper()
+	var last error
+	for range 1000 { // some port of each row may be taken
+		fd, base, err := holdPort(0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		held := []int{fd}
+		for _, d := range distances {
+			if fd, _, err = holdPort(base + d); err != nil {
+				break
+			}
+			held = append(held, fd)
+		}
+		release := func() {
+			for _, fd := range held {
+				_ = syscall.Close(fd)
+			}
+		}
+		if err == nil {
+			t.Cleanup(release)
+			return base
+		}
+		last = err
+		release()
+	}
+	t.Fatalf("no row of free ports: %v", last)
+	return 0
+}
+
+// holdPort holds a port, or some free one for 0.
+func holdPort(port int) (fd, at int, err error) {
+	syscall.ForkLock.RLock() // as net does: no process that is started inherits it
+	defer syscall.ForkLock.RUnlock()
+	if fd, err = syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0); err != nil {
+		return -1, 0, err
+	}
+	if err = syscall.SetsockoptInt(fd, syscall.SOL_SOCKET, syscall.SO_REUSEADDR, 1); err == nil {
+		err = syscall.Bind(fd, &syscall.SockaddrInet4{Port: port, Addr: [4]byte{127, 0, 0, 1}})
+	}
+	var name syscall.Sockaddr
+	if err == nil {
+		name, err = syscall.Getsockname(fd)
+	}
+	if err != nil {
+		_ = syscall.Close(fd)
+		return -1, 0, err
+	}
+	return fd, name.(*syscall.SockaddrInet4).Port, nil
+}
+
+// startTied starts a process that is killed when this one ends, however it ends; within
+// is where it is started. ended is closed when the process is gone.
+func startTied(cmd *exec.Cmd, within func(func() error) error) (ended <-chan struct{}, err error) {
+	if cmd.SysProcAttr == nil {
+		cmd.SysProcAttr = &syscall.SysProcAttr{}
+	}
+	cmd.SysProcAttr.Pdeathsig = syscall.SIGKILL
+	gone, started := make(chan struct{}), make(chan error, 2)
+	go func() {
+		// What the kernel ties a process to is the thread that started it, and a thread
+		// may end before: this one waits.
+		runtime.LockOSThread()
+		defer runtime.UnlockOSThread()
+		started <- within(func() error {
+			err := cmd.Start()
+			started <- err
+			if err == nil {
+				_ = cmd.Wait() // the state says it
+				close(gone)
+			}
+			return err
+		})
+	}()
+	return gone, <-started
+}
