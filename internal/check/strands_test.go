@@ -3,6 +3,7 @@ package check
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -175,8 +176,9 @@ func (s *script) result() string {
 }
 
 // TestStrandsOfACorrectGroup plays random runs of a small correct group, with
-// failures, lapses, crashes and lost answers: the judge has to stay silent. Then
-// the same with one fault planted: it has to speak.
+// failures, lapses, crashes, lost answers and deliveries that lie in a member's queue
+// until they have lapsed: the judge has to stay silent. Then the same with one fault
+// planted: it has to speak.
 func TestStrandsOfACorrectGroup(t *testing.T) {
 	for seed := range uint64(300) {
 		if v := playGroup(seed, ""); v.Broken() > 0 || v.Left > 0 {
@@ -241,6 +243,7 @@ func playGroup(seed uint64, fault string) Verdict {
 		q[1], q[2] = q[2], q[1]
 	}
 	var dead []Sent
+	var late []Arrival // in a member's queue
 	sessions := []uint64{1, 2, 3}
 	next := uint64(4)
 	planted := false
@@ -266,6 +269,15 @@ func playGroup(seed uint64, fault string) Verdict {
 	}
 	for left := len(all); left > 0; {
 		now += int64(r.IntN(5))
+		if n := len(late); n > 0 && r.IntN(20) == 0 {
+			x := late[n-1]
+			late = late[:n-1]
+			j.Arrived(x)
+			if r.IntN(2) == 0 {
+				j.Settling(x.Sent, x.Attempt, true)
+				j.Settled(x.Sent, x.Attempt, Stale) // it lapses before it is settled
+			}
+		}
 		key := r.Uint32N(3)
 		if len(queues[key]) == 0 {
 			left = len(queues[0]) + len(queues[1]) + len(queues[2])
@@ -281,8 +293,13 @@ func playGroup(seed uint64, fault string) Verdict {
 			m.attempt++
 			m.out, m.session, m.deadline = true, session, now+lapse
 			m.unseen = r.IntN(15) == 0 && fault == ""
-			if !m.unseen {
+			switch {
+			case !m.unseen:
 				deliver(m, session)
+			case r.IntN(2) == 0:
+				late = append(late, Arrival{
+					Sent: m.sent, Place: Place{0, m.offset}, Attempt: m.attempt, Session: session, HandedOut: now, Deadline: m.deadline,
+				})
 			}
 			continue
 		}
@@ -312,6 +329,7 @@ func playGroup(seed uint64, fault string) Verdict {
 				}
 			}
 			was := m.session
+			late = slices.DeleteFunc(late, func(x Arrival) bool { return x.Session == was })
 			for _, x := range all {
 				if x.out && x.session == was {
 					fail(x)
