@@ -38,6 +38,9 @@ func clusterLogger() *slog.Logger {
 }
 
 func newClusterNode(t testing.TB, c ClusterConfig, change ...func(*Config)) *clusterNode {
+	if c.Listen == "127.0.0.1:0" {
+		c.Listen = heldPort(t)
+	}
 	n := &clusterNode{t: t, cfg: Config{
 		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Logger: clusterLogger(), Version: "test", StopTime: 2 * time.Second, Cluster: &c,
 	}}
