@@ -42,9 +42,8 @@ type member struct {
 	in   chan parcel
 	done chan struct{}
 
-	stallAfter time.Duration
-	stallStop  time.Duration
-	dir        string // of a store on disk; else it is in fs
+	stallAfter time.Duration // 0: no disk hangs
+	dir        string        // of a store on disk; else it is in fs
 }
 
 // parcel is what goes over the wire.
@@ -100,7 +99,9 @@ func (m *member) start() {
 	if m.dir != "" {
 		sc = benchStore(m.dir)
 	}
-	sc.StallAfter, sc.StallStop = m.stallAfter, m.stallStop
+	if m.stallAfter > 0 {
+		sc.StallAfter = m.stallAfter
+	}
 	if m.store, err = logstore.Open(sc); err != nil {
 		m.c.t.Fatal(err)
 	}
@@ -108,6 +109,9 @@ func (m *member) start() {
 	cfg.Node, cfg.Store = m.id, m.store
 	if cfg.Tick == 0 {
 		cfg.Tick = 10 * time.Millisecond
+	}
+	if cfg.HangAfter == 0 {
+		cfg.HangAfter = time.Hour // as in storeConfig
 	}
 	cfg.Send, cfg.SendSnapshot = m.send, m.sendSnapshot
 	if m.c.with != nil {

@@ -355,6 +355,12 @@ func TestDeadFollowerDoesNotFillTheDisk(t *testing.T) {
 	if c.leader(1) == dead {
 		dead = c.node(1)
 	}
+	// Nothing is kept for a follower of which a leader has never heard.
+	until(t, "the leader has heard of everybody", func() bool {
+		info := must(c.leader(1).Info(1))
+		return len(info.Followers) == 2 && !slices.ContainsFunc(info.Followers, func(f Follower) bool { return f.Match != info.LastIndex })
+	})
+	term := must(c.leader(1).Info(1)).Term
 	dead.kill()
 	stored, worst := 0, 0
 	for i := 0; i < 60; i++ {
@@ -377,7 +383,7 @@ func TestDeadFollowerDoesNotFillTheDisk(t *testing.T) {
 		})
 		worst = max(worst, bytes)
 	}
-	if worst < keep/2 {
+	if now := must(c.leader(1).Info(1)).Term; now == term && worst < keep/2 {
 		t.Fatalf("%d bytes of log were kept for others, of %d stored; %d are allowed", worst, stored, keep)
 	}
 }
@@ -396,8 +402,12 @@ func TestNoMajorityDoesNotGrowTheLog(t *testing.T) {
 	}
 	before := must(lead.Info(1)).LastIndex
 	body := strings.Repeat("x", 1<<20)
+	gaveUp := false // it leads no more: the machine is so busy that this took most of a minute
 	for i := range 100 {
-		if err := lead.PublishAsync(1, withID(fmt.Sprint(i), body), func([]Stored, error) {}); err != nil {
+		if err := lead.PublishAsync(1, withID(fmt.Sprint(i), body), func([]Stored, error) {}); errors.As(err, new(*ErrNotLeader)) {
+			gaveUp = true
+			break
+		} else if err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -418,7 +428,7 @@ func TestNoMajorityDoesNotGrowTheLog(t *testing.T) {
 	// It is written little by little, and at times nothing is on its way.
 	until(t, "the log has most of what it may", func() bool {
 		measure()
-		return size >= maxUncommittedBytes/2
+		return size >= maxUncommittedBytes/2 || gaveUp
 	})
 	until(t, "it grows no more", func() bool {
 		was := size
