@@ -7,6 +7,7 @@ GRPCURL  := github.com/fullstorydev/grpcurl/cmd/grpcurl
 LINT     := $(GO) tool -modfile=tools/lint/go.mod golangci-lint
 HOUSE    := ./internal/house/...
 WEB      := internal/broker/testdata/web
+TS       := clients/typescript
 ARGS     ?=
 
 # How often the kill test kills the broker.
@@ -40,7 +41,7 @@ MEMORY    ?= .*
 SIZES     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members fuzz sim nemesis generate generate-check lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members fuzz sim nemesis generate generate-check ts-deps ts-generate ts-pack lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -130,6 +131,9 @@ generate: ## Generate Go code from proto/, and with node the JavaScript of the w
 	else \
 		echo 'SKIPPED: the JavaScript in $(WEB) needs node and npm, and they are not here; TestJavaScriptIsCurrent says whether it is out of date.'; \
 	fi
+	@if [ -d $(TS)/node_modules ]; then $(MAKE) --no-print-directory ts-generate; else \
+		echo 'SKIPPED: the TypeScript in $(TS) needs its packages: make ts-deps ts-generate.'; \
+	fi
 
 generate-check: ## Fail when proto/ is badly formatted or the committed code is not what it generates
 	cd proto && $(BUF) lint && $(BUF) format --diff --exit-code
@@ -142,6 +146,25 @@ generate-check: ## Fail when proto/ is badly formatted or the committed code is 
 	if [ $$same = no ]; then \
 		echo 'The committed code is not what proto/ generates: run make generate and commit the result.' >&2; exit 1; \
 	fi
+
+	@if [ -d $(TS)/node_modules ]; then \
+		echo 'buf generate for $(TS)' && rm -rf bin/_generated_ts && mkdir -p bin/_generated_ts && \
+		(cd proto && $(BUF) generate --template ../$(TS)/buf.gen.yaml --output ../bin/_generated_ts) && \
+		diff -ru $(TS)/src/gen bin/_generated_ts/src/gen || \
+		{ echo 'The TypeScript of $(TS) is not what proto/ generates: run make ts-generate and commit the result.' >&2; exit 1; }; \
+	else \
+		echo 'SKIPPED: whether $(TS) is what proto/ generates, comments included, needs its packages (make ts-deps); TestJavaScriptIsCurrent compares the rest.'; \
+	fi
+
+ts-deps: ## The npm packages of the TypeScript client, and Chromium for its tests (Debian, root)
+	cd $(TS) && npm ci --no-audit --no-fund
+	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
+
+ts-generate: ## Generate the TypeScript client's protocol code (needs make ts-deps)
+	cd proto && $(BUF) generate --template ../$(TS)/buf.gen.yaml --output ../$(TS)
+
+ts-pack: ## Build the TypeScript client into a package that can be published (needs make ts-deps)
+	cd $(TS) && npm run build && cp ../../LICENSE . && npm pack --ignore-scripts
 
 lint: ## golangci-lint by .golangci.yml
 	$(LINT) run ./...

@@ -1,0 +1,69 @@
+import { createClient, type Client, type Transport } from "@connectrpc/connect";
+import { createConnectTransport, createGrpcWebTransport } from "@connectrpc/connect-web";
+import { fromThrown, StrandMQError } from "./errors.js";
+import type { Delivery, Settled } from "./delivery.js";
+import { ConsumeService, type SettleAction } from "./gen/strandmq/v1/consume_pb.js";
+import { PublishService } from "./gen/strandmq/v1/publish_pb.js";
+import type { Message } from "./message.js";
+import { publishAll, type Outcome, type PublishOptions, type Receipt } from "./publish.js";
+import { settler, subscribe, type SubscribeOptions } from "./subscribe.js";
+
+export interface Options {
+  /** How long calls are made again while that may help. Default 10 s. */
+  retryForMs?: number;
+}
+
+/** A transport over fetch that speaks Connect: for browsers, and Node without more. */
+export function connectTransport(baseUrl: string): Transport {
+  return createConnectTransport({ baseUrl, useBinaryFormat: true });
+}
+
+/** A transport over fetch that speaks gRPC-Web. */
+export function grpcWebTransport(baseUrl: string): Transport {
+  return createGrpcWebTransport({ baseUrl });
+}
+
+/** Publishes to a broker and consumes from it. Everything that it throws is a StrandMQError. */
+export class StrandMQ {
+  private readonly publishing: Client<typeof PublishService>;
+  private readonly consuming: Client<typeof ConsumeService>;
+  private readonly retryForMs: number;
+
+  /** @param to the broker's URL, for Connect over fetch, or another transport. */
+  constructor(to: string | Transport, { retryForMs = 10_000 }: Options = {}) {
+    const transport = typeof to === "string" ? connectTransport(to) : to;
+    this.publishing = createClient(PublishService, transport);
+    this.consuming = createClient(ConsumeService, transport);
+    this.retryForMs = retryForMs;
+  }
+
+  /**
+   * Stores one message; it resolves when that is on disk. Messages of one key
+   * keep their order when each waits for the one before, or with publishAll.
+   * One with an id is safe to publish again.
+   */
+  async publish(topic: string, message: Message, options: PublishOptions = {}): Promise<Receipt> {
+    const [outcome] = await this.publishAll(topic, [message], options);
+    if (!outcome?.receipt) throw outcome?.error ?? new StrandMQError("NO_ANSWER", "no result came");
+    return outcome.receipt;
+  }
+
+  /** Stores messages of one topic, those of one key in their order; each has an outcome of its own. */
+  async publishAll(topic: string, messages: readonly Message[], options: PublishOptions = {}): Promise<Outcome[]> {
+    try {
+      return await publishAll(this.publishing, topic, messages, { retryForMs: this.retryForMs, ...options });
+    } catch (thrown) {
+      throw fromThrown(thrown);
+    }
+  }
+
+  /** Deliveries as they come, for a for await loop: see SubscribeOptions. */
+  subscribe(options: SubscribeOptions): AsyncGenerator<Delivery, void, undefined> {
+    return subscribe(this.consuming, { retryForMs: this.retryForMs, ...options });
+  }
+
+  /** Settles a delivery by its token, also one that another program received. */
+  settle(topic: string, group: string, token: string, action: SettleAction, delayMs = 0, reason = ""): Promise<Settled> {
+    return settler(this.consuming, topic, group, this.retryForMs)(token, action, delayMs, reason);
+  }
+}

@@ -1,0 +1,103 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// TestTypeScriptClient runs the TypeScript client against a broker's process: in
+// Node over gRPC, and in a real browser over Connect and gRPC-Web, in pages of the
+// broker's own origin, of one that it allows and of one that it does not.
+func TestTypeScriptClient(t *testing.T) {
+	if testing.Short() {
+		t.Skip("skipped with -short: it starts a browser; the run without -short has it")
+	}
+	dir, err := filepath.Abs(filepath.Join("..", "..", "clients", "typescript"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	const install = "make ts-deps installs what it needs, but for node and npm"
+	node, err := exec.LookPath("node")
+	if err != nil {
+		t.Skipf("skipped: node is not installed; %s", install)
+	}
+	for _, file := range []string{"typescript/bin/tsc", "esbuild/package.json", "playwright-core/package.json", "@connectrpc/connect-node/package.json"} {
+		if _, err := os.Stat(filepath.Join(dir, "node_modules", filepath.FromSlash(file))); err != nil {
+			t.Skipf("skipped: the npm packages of clients/typescript are not installed; %s", install)
+		}
+	}
+	run := func(t *testing.T, args ...string) {
+		t.Helper()
+		const limit = 5 * time.Minute // seconds, on a machine with nothing else to do
+		ctx, cancel := context.WithTimeout(t.Context(), limit)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, node, args...)
+		cmd.Dir, cmd.WaitDelay = dir, 10*time.Second
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			t.Fatalf("node %v: %v\n%s", args, err, out)
+		}
+		t.Logf("%s", out)
+	}
+	t.Parallel() // it waits for processes
+	run(t, filepath.Join("node_modules", "typescript", "bin", "tsc"), "-p", ".")
+	run(t, filepath.Join("test", "retry.mjs"))
+
+	folder := t.TempDir()
+	listed, other := pageServer(t, folder), pageServer(t, folder)
+	p := startProcess(t, buildBroker(t), "--allow-origin", listed)
+	api := dial(p.url)
+	topic := func(t *testing.T, names ...string) {
+		t.Helper()
+		for _, name := range names {
+			if _, err := ask(t.Context(), api.topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: name, Partitions: 1}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+
+	t.Run("node", func(t *testing.T) {
+		topic(t, "node-grpc", "node-connect", "node-grpc-web", "orders")
+		run(t, filepath.Join("test", "node.mjs"), p.url)
+	})
+	t.Run("browser", func(t *testing.T) {
+		chromium, err := exec.LookPath("chromium")
+		if err != nil {
+			t.Skipf("skipped: chromium is not installed; %s", install)
+		}
+		for _, kind := range []string{"connect", "grpc-web"} {
+			topic(t, "own-"+kind, "listed-"+kind, "other-"+kind)
+		}
+		run(t, filepath.Join("test", "browser.mjs"), chromium, p.url, listed, other, folder)
+		// What the pages of the other origin tried did not happen.
+		for name, want := range map[string]uint64{"own-connect": 4, "listed-connect": 4, "listed-grpc-web": 4, "other-connect": 0, "other-grpc-web": 0} {
+			d, err := ask(t.Context(), api.topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: name})
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			if got := d.GetPartitions()[0].GetEndOffset(); got != want {
+				t.Errorf("%s has %d messages, want %d", name, got, want)
+			}
+			if groups := len(d.GetGroups()); (groups > 0) != (want > 0) {
+				t.Errorf("%s has %d groups", name, groups)
+			}
+		}
+	})
+}
+
+// pageServer serves a folder on an origin of its own.
+func pageServer(t *testing.T, folder string) (origin string) {
+	s := httptest.NewServer(http.FileServer(http.Dir(folder)))
+	t.Cleanup(s.Close)
+	return s.URL
+}
