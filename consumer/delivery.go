@@ -128,6 +128,19 @@ type Counts struct {
 	HandedOut uint64
 	Retried   uint64
 	OnDisk    uint64 // part of the above: waits on disk, not in memory
+
+	// How hand-outs ended, since the group was created: Nacked + Rejected + Lapsed +
+	// Lost is Retried, but for what was so before these were counted.
+	Nacked    uint64
+	Rejected  uint64
+	Lapsed    uint64
+	Lost      uint64 // with their session
+	HandledMs uint64 // from hand-out to ack, of all acks together
+
+	// Settlements that were refused since this replica was opened.
+	Stale  uint64 // their token was not current
+	Late   uint64 // of those, acks of deliveries that had lapsed
+	LateMs uint64 // from hand-out to ack of the late ones, at least
 }
 
 // Lag is how many messages are neither settled nor dead.

@@ -21,8 +21,8 @@ func (g *group) dump(b *strings.Builder) {
 	fmt.Fprintf(b, "%v %q start=%d scanned=%d kept=%d epoch=%d handouts=%d clock=%d paused=%v\n",
 		g.id, g.name, g.start, g.scanned, g.kept, g.epoch, g.handOuts, g.clock, g.paused)
 	fmt.Fprintf(b, " policy %+v\n", g.policy)
-	fmt.Fprintf(b, " count %v dead=%d acked=%d skipped=%d expired=%d replaying=%d ahead=%d again=%d handed-out=%d retried=%d parking=%d ended=%d\n",
-		g.count, g.dead, g.acked, g.skipped, g.expired, g.replaying, g.ahead, g.again, g.handedOut, g.retried, g.parking, g.ended)
+	fmt.Fprintf(b, " count %v dead=%d acked=%d skipped=%d expired=%d replaying=%d ahead=%d again=%d handed-out=%d retried=%d outcomes=%v parking=%d ended=%d\n",
+		g.count, g.dead, g.acked, g.skipped, g.expired, g.replaying, g.ahead, g.again, g.handedOut, g.retried, g.outcomes, g.parking, g.ended)
 	fmt.Fprintf(b, " breaker %+v\n", g.breaker)
 	fmt.Fprintf(b, " disk %v loose=%+v cold=%d wakes=%d leapt=%d\n", g.disk, g.loose, g.cold, g.wakes, g.leapt)
 	var live []*entry

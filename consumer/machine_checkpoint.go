@@ -149,7 +149,7 @@ func (g *group) checkpoint() error {
 }
 
 func (g *group) encode() []byte {
-	b := append(make([]byte, 0, 160), rowVersion)
+	b := append(make([]byte, 0, 192), groupRowVersion)
 	b = appendString(b, g.name)
 	b = appendPolicy(b, g.policy)
 	b = appendBool(b, g.paused)
@@ -161,12 +161,12 @@ func (g *group) encode() []byte {
 	} {
 		b = binary.AppendUvarint(b, v)
 	}
-	return g.appendBreaker(appendQueue(b, &g.loose))
+	return g.outcomes.append(g.appendBreaker(appendQueue(b, &g.loose)))
 }
 
 func (g *group) decode(key, v []byte) error {
 	r := reader{b: v}
-	r.version("delivery row", rowVersion)
+	version := r.versions("delivery row", rowVersion, groupRowVersion)
 	g.name, g.policy, g.paused, g.sweep = r.string(), r.policy(), r.bool(), r.bool()
 	g.start, g.scanned, g.kept = partition.Offset(r.uvarint()), partition.Offset(r.uvarint()), partition.Offset(r.uvarint())
 	g.epoch, g.handOuts, g.clock = r.uvarint(), r.uvarint(), partition.Millis(r.uvarint())
@@ -177,6 +177,9 @@ func (g *group) decode(key, v []byte) error {
 	g.disk[failed], g.disk[ready], g.disk[deferred], g.disk[parked] = r.uvarint(), r.uvarint(), r.uvarint(), r.uvarint()
 	g.loose = r.queue()
 	g.breaker = r.breaker()
+	if version >= 2 {
+		g.outcomes = r.outcomes()
+	}
 	if why := r.finish(); why != "" {
 		return r.ofRow(key, why)
 	}

@@ -51,6 +51,8 @@ type group struct {
 	again     uint64 // of the replaying ones, those that the scan will find
 	handedOut uint64
 	retried   uint64
+	outcomes  outcomes
+	refused   refusals
 	parking   uint64 // keys that a dead letter parks
 	breaker   breaker
 	at        partition.Index // of the command that is being applied
@@ -535,6 +537,7 @@ func (g *group) fail(i int32, how ending, reason string, delay partition.Millis)
 	free := g.broke(e.keyHash, e.handOut) && how != byReject
 	a := g.attempt(e, how, reason)
 	g.retried++
+	g.outcomes.failed(how)
 	g.endHandOut(i, how)
 	if how == byReject || !free && g.policy.MaxAttempts > 0 && e.attempts >= g.policy.MaxAttempts {
 		g.die(i, a)
@@ -565,6 +568,7 @@ func (g *group) bury(i int32, reason string) bool {
 	e := &g.entries[i]
 	a := g.attempt(e, byReject, reason)
 	g.retried++
+	g.outcomes.failed(byReject)
 	g.gaveBack(e.handOut)
 	g.endHandOut(i, byReject)
 	g.die(i, a)

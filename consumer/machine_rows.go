@@ -54,6 +54,10 @@ const (
 
 const rowVersion = 1
 
+// groupRowVersion is of the group's own row, and with it of all the group has. Of 1,
+// nothing is known of how hand-outs ended.
+const groupRowVersion = 2
+
 // rowsOf is the rows of one group.
 type rowsOf struct {
 	partition.Rows

@@ -19,7 +19,7 @@ func (g *group) settleAll(r *reader) []SettleResult {
 		if s.again > 0 && len(res) == cap(res) {
 			res = slices.Grow(res, s.again+1)
 		}
-		res = append(res, g.settle(t, a, delay, reason))
+		res = append(res, g.settleOne(t, a, delay, reason))
 	}
 }
 
@@ -39,6 +39,7 @@ func (g *group) settle(t Token, a Action, delay partition.Millis, reason []byte)
 	switch a {
 	case Ack:
 		g.went(t.HandOut)
+		g.outcomes.handled += uint64(max(g.clock-g.entries[i].handedAt, 0))
 		g.endHandOut(i, notEnded)
 		g.acknowledge(i)
 		return SettleResult{}
@@ -64,12 +65,16 @@ func (g *group) settleEnded(e *entry, t Token, a Action) SettleResult {
 	case t.HandOut > g.handOuts:
 		return stale("this hand-out never took effect")
 	case e.handOut != t.HandOut || e.at == inFlight:
+		g.late(a, g.policy.AckDeadline+g.clock-e.handedAt)
 		return stale("the message was handed out again since")
 	case a == Nack && e.last == byNack || a == Release && e.last == byRelease:
 		// The hand-out ended. The same answer again changes nothing and is no
 		// error: its first reply may have been lost.
 		return SettleResult{}
 	default:
+		if e.last == byLapse {
+			g.late(a, g.clock-e.handedAt)
+		}
 		return stale(ended(e.last))
 	}
 }
@@ -108,6 +113,9 @@ func (g *group) settleAgain(t Token, a Action) SettleResult {
 		if again && row.handOut == t.HandOut {
 			return SettleResult{Dead: true}
 		}
+		if row.last == byLapse && row.handOut == t.HandOut {
+			g.late(a, g.policy.AckDeadline)
+		}
 		return stale("the message is a dead letter")
 	}
 	if t.Offset < g.answers() || t.Offset < g.kept && g.lost(t.Offset) {
@@ -123,6 +131,7 @@ func (g *group) settleAgain(t Token, a Action) SettleResult {
 	case skipped:
 		return stale("the message was given up")
 	case ordinal != t.Ordinal:
+		g.late(a, g.policy.AckDeadline)
 		return stale("another hand-out of the message was acked")
 	case a == Ack:
 		return SettleResult{}

@@ -22,6 +22,8 @@ func (g *group) state(at partition.Position, now partition.Millis) GroupState {
 			BackingOff: count[failed], Parked: count[parked],
 			Dead: g.dead, Acked: g.acked, Skipped: g.skipped, Expired: g.expired, Replaying: g.replaying,
 			HandedOut: g.handedOut, Retried: g.retried, OnDisk: g.onDisk(),
+			Nacked: g.outcomes.nacked, Rejected: g.outcomes.rejected, Lapsed: g.outcomes.lapsed, Lost: g.outcomes.lost,
+			HandledMs: g.outcomes.handled, Stale: g.refused.stale, Late: g.refused.late, LateMs: g.refused.lateFor,
 		},
 	}
 	s.Counts.NotScanned = g.unseen(at)

@@ -17,13 +17,17 @@ type reader struct {
 }
 
 // version reads the version that a command or row begins with.
-func (r *reader) version(what string, known byte) {
+func (r *reader) version(what string, known byte) { r.versions(what, known, known) }
+
+// versions is version where several are read, from the oldest on; it gives which.
+func (r *reader) versions(what string, oldest, known byte) byte {
 	v := r.byte()
 	if r.newer = format.Check(what, uint64(v), uint64(known)); r.newer != nil {
 		r.fail(r.newer.Error())
-	} else if v != known {
+	} else if v < oldest {
 		r.fail("unknown version")
 	}
+	return v
 }
 
 // ofCommand is the error of a command that reads as said, ofRow that of a row.

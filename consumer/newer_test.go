@@ -11,14 +11,15 @@ import (
 // Every command and every row with a version says that a newer version wrote it
 // when one did, and that it is damaged when none can have.
 func TestNewerFormat(t *testing.T) {
-	check := func(what string, err error, version byte) {
+	checkKnown := func(what string, err error, version, known byte) {
 		t.Helper()
 		var newer *format.ErrNewer
-		if isNewer := errors.As(err, &newer); err == nil || isNewer != (version > 1) || isNewer && (newer.Found != uint64(version) || newer.Known != 1) {
+		if isNewer := errors.As(err, &newer); err == nil || isNewer != (version > known) || isNewer && (newer.Found != uint64(version) || newer.Known != uint64(known)) {
 			t.Errorf("%s of version %d: %v", what, version, err)
 		}
 	}
-	for _, version := range []byte{0, 2, 255} {
+	check := func(what string, err error, version byte) { t.Helper(); checkKnown(what, err, version, 1) }
+	for _, version := range []byte{0, 2, 3, 255} {
 		for _, cmd := range seeds() {
 			cmd[0] = version
 			app, at := furnished(t)
@@ -40,7 +41,13 @@ func TestNewerFormat(t *testing.T) {
 			whole := bytes.Clone(value)
 			value[0] = version
 			switch {
-			case key[0] == rowGroup, key[0] == rowOf && key[9] == rowEntry:
+			case key[0] == rowGroup:
+				if versioned++; version == groupRowVersion {
+					break // as it is
+				}
+				_, err := NewApp(1, rows)
+				checkKnown("row "+key, err, version, groupRowVersion)
+			case key[0] == rowOf && key[9] == rowEntry:
 				_, err := NewApp(1, rows)
 				check("row "+key, err, version)
 				versioned++
@@ -53,5 +60,34 @@ func TestNewerFormat(t *testing.T) {
 		if versioned < 3 {
 			t.Fatalf("only %d rows have a version", versioned)
 		}
+	}
+}
+
+// A group's row of version 1 does not say how hand-outs ended, and is read all the same.
+func TestGroupRowOfVersion1(t *testing.T) {
+	app, _ := furnished(t)
+	if err := app.Checkpoint(); err != nil {
+		t.Fatal(err)
+	}
+	g := app.groups[0]
+	if o := g.outcomes; o.nacked+o.rejected+o.lapsed+o.lost != g.retried || g.retried == 0 {
+		t.Fatalf("%d failed: %+v", g.retried, o)
+	}
+	rows := app.rows.(*memRows)
+	key := string(groupKey(rowGroup, g.id))
+	whole := rows.now[key]
+	old := bytes.Clone(whole[:len(whole)-len(g.outcomes.append(nil))])
+	old[0] = 1
+	rows.now[key] = old
+	again, err := NewApp(1, rows)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g := again.groups[0]; g.outcomes != (outcomes{}) {
+		t.Errorf("outcomes %+v of nothing", g.outcomes)
+	}
+	rows.now[key] = whole
+	if again, err = NewApp(1, rows); err != nil || again.groups[0].outcomes != g.outcomes {
+		t.Errorf("%v", err)
 	}
 }

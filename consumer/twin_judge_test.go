@@ -105,6 +105,9 @@ func (w *twinWorld) observeGroup(tg *twinGroup, from string) {
 	if w.fault == nil {
 		w.judgeCircuit(tg, g)
 	}
+	if o := g.outcomes; w.fault == nil && o.nacked+o.rejected+o.lapsed+o.lost != g.retried {
+		w.fail("%v: %d attempts failed, and by how they ended %+v did", tg.id, g.retried, o)
+	}
 	if w.fault == nil && (g.handedOut != tw.handed || g.retried != tw.failed) {
 		w.fail("%v: handed out %d and retried %d; the twin has %d and %d", tg.id, g.handedOut, g.retried, tw.handed, tw.failed)
 	}

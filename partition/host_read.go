@@ -246,6 +246,23 @@ func (h *Host) IndexOf(id PartitionID, o Offset) (Index, error) {
 	return row.index, h.expired(r, o, err)
 }
 
+// PublishTime returns when a message was published, by the clock of whoever led then. It
+// reads no message.
+func (h *Host) PublishTime(id PartitionID, o Offset) (Millis, error) {
+	r, pos, err := h.reader(id)
+	if err != nil {
+		return 0, err
+	}
+	if o < pos.Start {
+		return 0, &ErrExpired{Partition: id, Start: pos.Start}
+	}
+	if o >= pos.End {
+		return 0, &ErrNotStored{Partition: id, Offset: o, End: pos.End}
+	}
+	row, err := r.row(o)
+	return row.time, h.expired(r, o, err)
+}
+
 // Scan calls fn with what stands in a partition's log from an index on, as far
 // as it is applied, until fn returns false. The data of what it shows is gone when fn
 // returns.

@@ -67,6 +67,7 @@ func (a groupAPI) ListGroups(ctx context.Context, req *strandmqv1.ListGroupsRequ
 			// than none.
 			if states, r, err := a.b.statesOfRest(ctx, t, g); err == nil {
 				line.Counts, line.LeftOut = sum(states, r), r.out
+				line.OldestPublished = timestampOrNil(int64(oldestOf(states)))
 			} else if ctx.Err() != nil {
 				return nil, ctx.Err()
 			}
@@ -98,6 +99,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 			Partition: uint32(i),
 		}
 		if !r.has(i) {
+			out.OldestPublished = timestampOrNil(int64(s.oldestAt))
 			out.LogIndex, out.Floor, out.Oldest, out.Scanned = new(uint64(s.Position.Index)), new(uint64(s.Floor)), new(uint64(s.Oldest)), new(uint64(s.Scanned))
 			out.End, out.Start, out.Counts, out.ResetEpoch = new(uint64(s.Position.End)), new(uint64(s.Start)), countsProto(s.Counts), new(s.Epoch)
 			out.Circuit = &strandmqv1.GroupCircuit{Open: s.Circuit.Open, Opened: s.Circuit.Opened, Until: timestampOrNil(int64(s.Circuit.Until))}
@@ -289,6 +291,17 @@ func (a groupAPI) DeleteGroup(ctx context.Context, req *strandmqv1.DeleteGroupRe
 	return &strandmqv1.DeleteGroupResponse{LeftOut: left}, nil
 }
 
+// oldestOf is when the oldest message was published that a group has neither settled nor
+// given up; 0: there is none.
+func oldestOf(states []groupState) (oldest partition.Millis) {
+	for _, s := range states {
+		if s.oldestAt != 0 && (oldest == 0 || s.oldestAt < oldest) {
+			oldest = s.oldestAt
+		}
+	}
+	return oldest
+}
+
 // sum is nil when all that it would be of is left out.
 func sum(states []groupState, r *leftOut) *strandmqv1.GroupCounts {
 	if len(r.out) == len(states) {
@@ -310,6 +323,14 @@ func sum(states []groupState, r *leftOut) *strandmqv1.GroupCounts {
 		out.HandedOut += c.GetHandedOut()
 		out.Retried += c.GetRetried()
 		out.Expired += c.GetExpired()
+		out.Nacked += c.GetNacked()
+		out.Rejected += c.GetRejected()
+		out.Lapsed += c.GetLapsed()
+		out.SessionsLost += c.GetSessionsLost()
+		out.Stale += c.GetStale()
+		out.Late += c.GetLate()
+		out.HandledMs += c.GetHandledMs()
+		out.LateMs += c.GetLateMs()
 	}
 	return out
 }
@@ -318,6 +339,7 @@ func countsProto(c consumer.Counts) *strandmqv1.GroupCounts {
 	return &strandmqv1.GroupCounts{
 		Ready: c.Ready, Blocked: c.Blocked, InFlight: c.InFlight, BackingOff: c.BackingOff, Parked: c.Parked, Dead: c.Dead,
 		Acked: c.Acked, Skipped: c.Skipped, NotScanned: c.NotScanned, Lag: c.Lag(), HandedOut: c.HandedOut, Retried: c.Retried, Expired: c.Expired,
+		Nacked: c.Nacked, Rejected: c.Rejected, Lapsed: c.Lapsed, SessionsLost: c.Lost, Stale: c.Stale, Late: c.Late, HandledMs: c.HandledMs, LateMs: c.LateMs,
 	}
 }
 

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/strandmq/strandmq/internal/peer"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -142,13 +143,16 @@ func (b *Broker) faults() []string {
 // are stamped, and retention and deadlines go, by the clock of whoever leads.
 const maxSkew = 500 * time.Millisecond
 
+// clockOff tells whether a node's clock is so far from this one's that it is told.
+func clockOff(n peer.Status) bool { return n.To && n.Skew.Abs()-n.RoundTrip/2 > maxSkew }
+
 // clockFaults names the nodes whose clocks are not this one's.
 func (b *Broker) clockFaults() (out []string) {
 	if b.agent == nil {
 		return nil
 	}
 	for _, n := range b.agent.transport.Nodes() {
-		if !n.To || n.Skew.Abs()-n.RoundTrip/2 <= maxSkew {
+		if !clockOff(n) {
 			continue
 		}
 		way := "ahead of"

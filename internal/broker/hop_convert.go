@@ -149,6 +149,7 @@ func countsOf(c *consumer.Counts) []*uint64 {
 	return []*uint64{
 		&c.Ready, &c.Blocked, &c.InFlight, &c.BackingOff, &c.Parked, &c.Dead, &c.Acked, &c.Skipped, &c.NotScanned,
 		&c.Expired, &c.Replaying, &c.HandedOut, &c.Retried, &c.OnDisk,
+		&c.Nacked, &c.Rejected, &c.Lapsed, &c.Lost, &c.Stale, &c.Late, &c.HandledMs, &c.LateMs,
 	}
 }
 
@@ -157,7 +158,7 @@ func stateTo(s groupState) *nodev1.GroupState {
 		Name: s.Name, Policy: policyProto(s.Policy), Paused: s.Paused, Position: positionTo(s.Position), Start: uint64(s.Start), Floor: uint64(s.Floor),
 		Oldest: uint64(s.Oldest), Scanned: uint64(s.Scanned), Epoch: s.Epoch,
 		CircuitOpen: s.Circuit.Open, CircuitOpened: s.Circuit.Opened, CircuitUntilMs: int64(s.Circuit.Until),
-		HeldBytes: s.held.bytes, HeldPart: s.held.part, HeldLimit: s.held.limit,
+		HeldBytes: s.held.bytes, HeldPart: s.held.part, HeldLimit: s.held.limit, OldestMs: int64(s.oldestAt),
 		Kept: &nodev1.Kept{
 			Needs: uint64(s.Kept.Needs), Copies: s.Kept.Copies, CopyBytes: s.Kept.CopyBytes, Expired: s.Kept.Expired,
 			Holds: s.Kept.Holds, HoldBytes: s.Kept.HoldBytes, HoldAgeMs: int64(s.Kept.HoldAge),
@@ -183,7 +184,7 @@ func stateTo(s groupState) *nodev1.GroupState {
 
 func stateFrom(s *nodev1.GroupState) groupState {
 	k := s.GetKept()
-	out := groupState{held: hold{bytes: s.GetHeldBytes(), part: s.GetHeldPart(), limit: s.GetHeldLimit()}, GroupState: consumer.GroupState{
+	out := groupState{oldestAt: partition.Millis(s.GetOldestMs()), held: hold{bytes: s.GetHeldBytes(), part: s.GetHeldPart(), limit: s.GetHeldLimit()}, GroupState: consumer.GroupState{
 		Name: s.GetName(), Policy: policyOf(s.GetPolicy()), Paused: s.GetPaused(), Position: positionFrom(s.GetPosition()), Start: partition.Offset(s.GetStart()),
 		Floor: partition.Offset(s.GetFloor()), Oldest: partition.Offset(s.GetOldest()), Scanned: partition.Offset(s.GetScanned()), Epoch: s.GetEpoch(),
 		Circuit: consumer.Circuit{Open: s.GetCircuitOpen(), Opened: s.GetCircuitOpened(), Until: partition.Millis(s.GetCircuitUntilMs())},

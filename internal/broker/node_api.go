@@ -1,7 +1,9 @@
 package broker
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"google.golang.org/protobuf/types/known/timestamppb"
@@ -18,7 +20,7 @@ type nodeAPI struct{ b *Broker }
 func (a nodeAPI) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
 	b := a.b
 	res := &strandmqv1.NodeInfoResponse{
-		Version: b.cfg.Version, Started: timestamppb.New(b.startedAt), Faults: b.faults(),
+		Version: b.cfg.Version, Started: timestamppb.New(b.startedAt), Faults: b.faults(), Now: timestamppb.Now(),
 	}
 	if !b.started.Load() {
 		return res, nil
@@ -30,6 +32,14 @@ func (a nodeAPI) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strand
 	}
 	for _, s := range b.stoppedPartitions() {
 		res.Stopped = append(res.Stopped, &strandmqv1.StoppedPartition{Topic: s.topic, Partition: uint32(s.number), Why: s.why})
+	}
+	if b.agent != nil {
+		for _, n := range b.agent.transport.Nodes() {
+			res.Peers = append(res.Peers, &strandmqv1.NodePeer{
+				Node: n.Node, Up: n.Up, SinceMs: n.Since.Milliseconds(), SkewMs: n.Skew.Milliseconds(), RoundTripUs: n.RoundTrip.Microseconds(), ClockOff: clockOff(n),
+			})
+		}
+		slices.SortFunc(res.Peers, func(a, b *strandmqv1.NodePeer) int { return cmp.Compare(a.GetNode(), b.GetNode()) })
 	}
 	return res, nil
 }

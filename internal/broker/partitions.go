@@ -88,7 +88,8 @@ type partitionInfo struct {
 // retention holds for it. Stalls that follow from that are among the others.
 type groupState struct {
 	consumer.GroupState
-	held hold
+	held     hold
+	oldestAt partition.Millis // when the message at Oldest was published; 0: there is none, or it is not known
 }
 
 // life is one message with all that happened to it.
@@ -238,7 +239,12 @@ func (l own) Stats(ctx context.Context, id partition.PartitionID, g consumer.Gro
 		return groupState{}, err
 	}
 	s.Stalls = l.b.retention.stall(id, coordinator.GroupID(g), s)
-	return groupState{s, l.b.retention.of(id, coordinator.GroupID(g))}, nil
+	out := groupState{GroupState: s, held: l.b.retention.of(id, coordinator.GroupID(g))}
+	if s.Oldest < s.Position.End {
+		// What retention or a follower's place takes from under it has no time.
+		out.oldestAt, _ = l.b.host.PublishTime(id, s.Oldest)
+	}
+	return out, nil
 }
 
 // EndSession implements groupKeeper.

@@ -727,7 +727,9 @@ type GroupState struct {
 	// The part of its limit.
 	HeldPart float64 `protobuf:"fixed64,18,opt,name=held_part,json=heldPart,proto3" json:"held_part,omitempty"`
 	// Which limit.
-	HeldLimit     string `protobuf:"bytes,19,opt,name=held_limit,json=heldLimit,proto3" json:"held_limit,omitempty"`
+	HeldLimit string `protobuf:"bytes,19,opt,name=held_limit,json=heldLimit,proto3" json:"held_limit,omitempty"`
+	// When the message at oldest was published; 0: there is none, or it is not known.
+	OldestMs      int64 `protobuf:"varint,20,opt,name=oldest_ms,json=oldestMs,proto3" json:"oldest_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -893,6 +895,13 @@ func (x *GroupState) GetHeldLimit() string {
 		return x.HeldLimit
 	}
 	return ""
+}
+
+func (x *GroupState) GetOldestMs() int64 {
+	if x != nil {
+		return x.OldestMs
+	}
+	return 0
 }
 
 // Stall is one thing that waits, and why.
@@ -1642,7 +1651,7 @@ const file_node_v1_types_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +
 	"\x05state\x18\x03 \x01(\tR\x05state\x12\x1a\n" +
 	"\battempts\x18\x04 \x01(\rR\battempts\x12\x16\n" +
-	"\x06detail\x18\x05 \x01(\tR\x06detail\"\xee\x04\n" +
+	"\x06detail\x18\x05 \x01(\tR\x06detail\"\x8b\x05\n" +
 	"\n" +
 	"GroupState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x120\n" +
@@ -1666,7 +1675,8 @@ const file_node_v1_types_proto_rawDesc = "" +
 	"held_bytes\x18\x11 \x01(\x04R\theldBytes\x12\x1b\n" +
 	"\theld_part\x18\x12 \x01(\x01R\bheldPart\x12\x1d\n" +
 	"\n" +
-	"held_limit\x18\x13 \x01(\tR\theldLimit\"\xbf\x02\n" +
+	"held_limit\x18\x13 \x01(\tR\theldLimit\x12\x1b\n" +
+	"\toldest_ms\x18\x14 \x01(\x03R\boldestMs\"\xbf\x02\n" +
 	"\x05Stall\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x15\n" +
 	"\x06of_key\x18\x02 \x01(\bR\x05ofKey\x12\x19\n" +

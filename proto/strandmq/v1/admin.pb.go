@@ -1842,9 +1842,12 @@ type GroupSummary struct {
 	// How many members have a session.
 	Members uint32 `protobuf:"varint,3,opt,name=members,proto3" json:"members,omitempty"`
 	// Partitions whose counts are not known.
-	LeftOut       []*LeftOut `protobuf:"bytes,4,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	LeftOut []*LeftOut `protobuf:"bytes,4,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	// When the oldest message that is neither settled nor dead was published. Not set:
+	// there is none.
+	OldestPublished *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=oldest_published,json=oldestPublished,proto3" json:"oldest_published,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GroupSummary) Reset() {
@@ -1905,6 +1908,13 @@ func (x *GroupSummary) GetLeftOut() []*LeftOut {
 	return nil
 }
 
+func (x *GroupSummary) GetOldestPublished() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldestPublished
+	}
+	return nil
+}
+
 // GroupCounts splits the log of a partition as one group sees it, taken at one
 // position of its log: ready + blocked + in_flight + backing_off + parked +
 // dead + acked + skipped + not_scanned = end offset - start of the group.
@@ -1935,7 +1945,25 @@ type GroupCounts struct {
 	// Attempts that failed so far: nacks, lapses, lost sessions.
 	Retried uint64 `protobuf:"varint,12,opt,name=retried,proto3" json:"retried,omitempty"`
 	// Of the skipped, those that retention took before they were settled.
-	Expired       uint64 `protobuf:"varint,13,opt,name=expired,proto3" json:"expired,omitempty"`
+	Expired uint64 `protobuf:"varint,13,opt,name=expired,proto3" json:"expired,omitempty"`
+	// Of the failed attempts: nacks.
+	Nacked uint64 `protobuf:"varint,14,opt,name=nacked,proto3" json:"nacked,omitempty"`
+	// Of the failed attempts: rejects.
+	Rejected uint64 `protobuf:"varint,15,opt,name=rejected,proto3" json:"rejected,omitempty"`
+	// Of the failed attempts: deadlines that passed.
+	Lapsed uint64 `protobuf:"varint,16,opt,name=lapsed,proto3" json:"lapsed,omitempty"`
+	// Of the failed attempts: sessions that were lost.
+	SessionsLost uint64 `protobuf:"varint,17,opt,name=sessions_lost,json=sessionsLost,proto3" json:"sessions_lost,omitempty"`
+	// Settlements that were refused, as their token was not that of the current
+	// delivery; since the node that leads the partition began with it, and so are the
+	// late ones.
+	Stale uint64 `protobuf:"varint,18,opt,name=stale,proto3" json:"stale,omitempty"`
+	// Of those, acks of deliveries that had lapsed: the work was done, and too late.
+	Late uint64 `protobuf:"varint,19,opt,name=late,proto3" json:"late,omitempty"`
+	// From hand-out to ack, of all acks together, in milliseconds.
+	HandledMs uint64 `protobuf:"varint,20,opt,name=handled_ms,json=handledMs,proto3" json:"handled_ms,omitempty"`
+	// From hand-out to ack, of the late acks together, at least, in milliseconds.
+	LateMs        uint64 `protobuf:"varint,21,opt,name=late_ms,json=lateMs,proto3" json:"late_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2057,6 +2085,62 @@ func (x *GroupCounts) GetRetried() uint64 {
 func (x *GroupCounts) GetExpired() uint64 {
 	if x != nil {
 		return x.Expired
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetNacked() uint64 {
+	if x != nil {
+		return x.Nacked
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetRejected() uint64 {
+	if x != nil {
+		return x.Rejected
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetLapsed() uint64 {
+	if x != nil {
+		return x.Lapsed
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetSessionsLost() uint64 {
+	if x != nil {
+		return x.SessionsLost
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetStale() uint64 {
+	if x != nil {
+		return x.Stale
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetLate() uint64 {
+	if x != nil {
+		return x.Late
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetHandledMs() uint64 {
+	if x != nil {
+		return x.HandledMs
+	}
+	return 0
+}
+
+func (x *GroupCounts) GetLateMs() uint64 {
+	if x != nil {
+		return x.LateMs
 	}
 	return 0
 }
@@ -2242,9 +2326,11 @@ type GroupPartition struct {
 	// Bytes of those copies.
 	CopiedDeadBytes *uint64 `protobuf:"varint,18,opt,name=copied_dead_bytes,json=copiedDeadBytes,proto3,oneof" json:"copied_dead_bytes,omitempty"`
 	// The group's circuit breaker in the partition.
-	Circuit       *GroupCircuit `protobuf:"bytes,19,opt,name=circuit,proto3" json:"circuit,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Circuit *GroupCircuit `protobuf:"bytes,19,opt,name=circuit,proto3" json:"circuit,omitempty"`
+	// When the message at oldest was published. Not set: there is none.
+	OldestPublished *timestamppb.Timestamp `protobuf:"bytes,20,opt,name=oldest_published,json=oldestPublished,proto3" json:"oldest_published,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *GroupPartition) Reset() {
@@ -2378,6 +2464,13 @@ func (x *GroupPartition) GetCopiedDeadBytes() uint64 {
 func (x *GroupPartition) GetCircuit() *GroupCircuit {
 	if x != nil {
 		return x.Circuit
+	}
+	return nil
+}
+
+func (x *GroupPartition) GetOldestPublished() *timestamppb.Timestamp {
+	if x != nil {
+		return x.OldestPublished
 	}
 	return nil
 }
@@ -4858,7 +4951,11 @@ type NodeInfoResponse struct {
 	// places.
 	Damage []*NodeDamage `protobuf:"bytes,8,rep,name=damage,proto3" json:"damage,omitempty"`
 	// Partitions that stopped, and why.
-	Stopped       []*StoppedPartition `protobuf:"bytes,9,rep,name=stopped,proto3" json:"stopped,omitempty"`
+	Stopped []*StoppedPartition `protobuf:"bytes,9,rep,name=stopped,proto3" json:"stopped,omitempty"`
+	// The other nodes, as this one sees them.
+	Peers []*NodePeer `protobuf:"bytes,10,rep,name=peers,proto3" json:"peers,omitempty"`
+	// What the node's clock says.
+	Now           *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=now,proto3" json:"now,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4956,6 +5053,112 @@ func (x *NodeInfoResponse) GetStopped() []*StoppedPartition {
 	return nil
 }
 
+func (x *NodeInfoResponse) GetPeers() []*NodePeer {
+	if x != nil {
+		return x.Peers
+	}
+	return nil
+}
+
+func (x *NodeInfoResponse) GetNow() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Now
+	}
+	return nil
+}
+
+// NodePeer is another node of the cluster, as one node sees it.
+type NodePeer struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The other node.
+	Node uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// It is heard of.
+	Up bool `protobuf:"varint,2,opt,name=up,proto3" json:"up,omitempty"`
+	// For how long it is so, in milliseconds.
+	SinceMs int64 `protobuf:"varint,3,opt,name=since_ms,json=sinceMs,proto3" json:"since_ms,omitempty"`
+	// How far its clock is ahead of this node's, in milliseconds, give or take half the
+	// round trip.
+	SkewMs int64 `protobuf:"varint,4,opt,name=skew_ms,json=skewMs,proto3" json:"skew_ms,omitempty"`
+	// How long an answer of it took last, in microseconds; 0: not known.
+	RoundTripUs int64 `protobuf:"varint,5,opt,name=round_trip_us,json=roundTripUs,proto3" json:"round_trip_us,omitempty"`
+	// Its clock is so far off that it is told as a fault.
+	ClockOff      bool `protobuf:"varint,6,opt,name=clock_off,json=clockOff,proto3" json:"clock_off,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodePeer) Reset() {
+	*x = NodePeer{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodePeer) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodePeer) ProtoMessage() {}
+
+func (x *NodePeer) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodePeer.ProtoReflect.Descriptor instead.
+func (*NodePeer) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{60}
+}
+
+func (x *NodePeer) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *NodePeer) GetUp() bool {
+	if x != nil {
+		return x.Up
+	}
+	return false
+}
+
+func (x *NodePeer) GetSinceMs() int64 {
+	if x != nil {
+		return x.SinceMs
+	}
+	return 0
+}
+
+func (x *NodePeer) GetSkewMs() int64 {
+	if x != nil {
+		return x.SkewMs
+	}
+	return 0
+}
+
+func (x *NodePeer) GetRoundTripUs() int64 {
+	if x != nil {
+		return x.RoundTripUs
+	}
+	return 0
+}
+
+func (x *NodePeer) GetClockOff() bool {
+	if x != nil {
+		return x.ClockOff
+	}
+	return false
+}
+
 // NodeDisk is the disk that a node keeps its data on, and how it does.
 type NodeDisk struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4983,7 +5186,7 @@ type NodeDisk struct {
 
 func (x *NodeDisk) Reset() {
 	*x = NodeDisk{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4995,7 +5198,7 @@ func (x *NodeDisk) String() string {
 func (*NodeDisk) ProtoMessage() {}
 
 func (x *NodeDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5008,7 +5211,7 @@ func (x *NodeDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeDisk.ProtoReflect.Descriptor instead.
 func (*NodeDisk) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NodeDisk) GetTotalBytes() uint64 {
@@ -5096,7 +5299,7 @@ type NodeScrub struct {
 
 func (x *NodeScrub) Reset() {
 	*x = NodeScrub{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5108,7 +5311,7 @@ func (x *NodeScrub) String() string {
 func (*NodeScrub) ProtoMessage() {}
 
 func (x *NodeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5121,7 +5324,7 @@ func (x *NodeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeScrub.ProtoReflect.Descriptor instead.
 func (*NodeScrub) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodeScrub) GetDisabled() bool {
@@ -5184,7 +5387,7 @@ type NodeDamage struct {
 
 func (x *NodeDamage) Reset() {
 	*x = NodeDamage{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5196,7 +5399,7 @@ func (x *NodeDamage) String() string {
 func (*NodeDamage) ProtoMessage() {}
 
 func (x *NodeDamage) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5209,7 +5412,7 @@ func (x *NodeDamage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeDamage.ProtoReflect.Descriptor instead.
 func (*NodeDamage) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodeDamage) GetFile() string {
@@ -5262,7 +5465,7 @@ type DamagedRange struct {
 
 func (x *DamagedRange) Reset() {
 	*x = DamagedRange{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5274,7 +5477,7 @@ func (x *DamagedRange) String() string {
 func (*DamagedRange) ProtoMessage() {}
 
 func (x *DamagedRange) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5287,7 +5490,7 @@ func (x *DamagedRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DamagedRange.ProtoReflect.Descriptor instead.
 func (*DamagedRange) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *DamagedRange) GetTopic() string {
@@ -5340,7 +5543,7 @@ type StoppedPartition struct {
 
 func (x *StoppedPartition) Reset() {
 	*x = StoppedPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5352,7 +5555,7 @@ func (x *StoppedPartition) String() string {
 func (*StoppedPartition) ProtoMessage() {}
 
 func (x *StoppedPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5365,7 +5568,7 @@ func (x *StoppedPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoppedPartition.ProtoReflect.Descriptor instead.
 func (*StoppedPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *StoppedPartition) GetTopic() string {
@@ -5536,12 +5739,13 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"_\n" +
 	"\x12ListGroupsResponse\x121\n" +
 	"\x06groups\x18\x01 \x03(\v2\x19.strandmq.v1.GroupSummaryR\x06groups\x12\x16\n" +
-	"\x06behind\x18\x02 \x01(\tR\x06behind\"\xb5\x01\n" +
+	"\x06behind\x18\x02 \x01(\tR\x06behind\"\xfc\x01\n" +
 	"\fGroupSummary\x12(\n" +
 	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x120\n" +
 	"\x06counts\x18\x02 \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12\x18\n" +
 	"\amembers\x18\x03 \x01(\rR\amembers\x12/\n" +
-	"\bleft_out\x18\x04 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xdd\x02\n" +
+	"\bleft_out\x18\x04 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\x12E\n" +
+	"\x10oldest_published\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\x0foldestPublished\"\xb0\x04\n" +
 	"\vGroupCounts\x12\x14\n" +
 	"\x05ready\x18\x01 \x01(\x04R\x05ready\x12\x18\n" +
 	"\ablocked\x18\x02 \x01(\x04R\ablocked\x12\x1b\n" +
@@ -5559,7 +5763,16 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\n" +
 	"handed_out\x18\v \x01(\x04R\thandedOut\x12\x18\n" +
 	"\aretried\x18\f \x01(\x04R\aretried\x12\x18\n" +
-	"\aexpired\x18\r \x01(\x04R\aexpired\"B\n" +
+	"\aexpired\x18\r \x01(\x04R\aexpired\x12\x16\n" +
+	"\x06nacked\x18\x0e \x01(\x04R\x06nacked\x12\x1a\n" +
+	"\brejected\x18\x0f \x01(\x04R\brejected\x12\x16\n" +
+	"\x06lapsed\x18\x10 \x01(\x04R\x06lapsed\x12#\n" +
+	"\rsessions_lost\x18\x11 \x01(\x04R\fsessionsLost\x12\x14\n" +
+	"\x05stale\x18\x12 \x01(\x04R\x05stale\x12\x12\n" +
+	"\x04late\x18\x13 \x01(\x04R\x04late\x12\x1d\n" +
+	"\n" +
+	"handled_ms\x18\x14 \x01(\x04R\thandledMs\x12\x17\n" +
+	"\alate_ms\x18\x15 \x01(\x04R\x06lateMs\"B\n" +
 	"\x14DescribeGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"\xa8\x02\n" +
@@ -5571,7 +5784,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"partitions\x12-\n" +
 	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\x12/\n" +
 	"\bleft_out\x18\x05 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\x12\x16\n" +
-	"\x06behind\x18\x06 \x01(\tR\x06behind\"\xc4\x05\n" +
+	"\x06behind\x18\x06 \x01(\tR\x06behind\"\x8b\x06\n" +
 	"\x0eGroupPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12 \n" +
 	"\tlog_index\x18\x02 \x01(\x04H\x00R\blogIndex\x88\x01\x01\x12\x19\n" +
@@ -5591,7 +5804,8 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\vcopied_dead\x18\x11 \x01(\x04H\bR\n" +
 	"copiedDead\x88\x01\x01\x12/\n" +
 	"\x11copied_dead_bytes\x18\x12 \x01(\x04H\tR\x0fcopiedDeadBytes\x88\x01\x01\x123\n" +
-	"\acircuit\x18\x13 \x01(\v2\x19.strandmq.v1.GroupCircuitR\acircuitB\f\n" +
+	"\acircuit\x18\x13 \x01(\v2\x19.strandmq.v1.GroupCircuitR\acircuit\x12E\n" +
+	"\x10oldest_published\x18\x14 \x01(\v2\x1a.google.protobuf.TimestampR\x0foldestPublishedB\f\n" +
 	"\n" +
 	"_log_indexB\b\n" +
 	"\x06_floorB\n" +
@@ -5781,7 +5995,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
 	"\battempts\x18\x03 \x01(\rR\battempts\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\"\x11\n" +
-	"\x0fNodeInfoRequest\"\xeb\x02\n" +
+	"\x0fNodeInfoRequest\"\xc6\x03\n" +
 	"\x10NodeInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\x04R\x04node\x12\x18\n" +
@@ -5791,7 +6005,17 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x04disk\x18\x06 \x01(\v2\x15.strandmq.v1.NodeDiskR\x04disk\x12,\n" +
 	"\x05scrub\x18\a \x01(\v2\x16.strandmq.v1.NodeScrubR\x05scrub\x12/\n" +
 	"\x06damage\x18\b \x03(\v2\x17.strandmq.v1.NodeDamageR\x06damage\x127\n" +
-	"\astopped\x18\t \x03(\v2\x1d.strandmq.v1.StoppedPartitionR\astopped\"\xa7\x02\n" +
+	"\astopped\x18\t \x03(\v2\x1d.strandmq.v1.StoppedPartitionR\astopped\x12+\n" +
+	"\x05peers\x18\n" +
+	" \x03(\v2\x15.strandmq.v1.NodePeerR\x05peers\x12,\n" +
+	"\x03now\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"\xa3\x01\n" +
+	"\bNodePeer\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x0e\n" +
+	"\x02up\x18\x02 \x01(\bR\x02up\x12\x19\n" +
+	"\bsince_ms\x18\x03 \x01(\x03R\asinceMs\x12\x17\n" +
+	"\askew_ms\x18\x04 \x01(\x03R\x06skewMs\x12\"\n" +
+	"\rround_trip_us\x18\x05 \x01(\x03R\vroundTripUs\x12\x1b\n" +
+	"\tclock_off\x18\x06 \x01(\bR\bclockOff\"\xa7\x02\n" +
 	"\bNodeDisk\x12\x1f\n" +
 	"\vtotal_bytes\x18\x01 \x01(\x04R\n" +
 	"totalBytes\x12\x1d\n" +
@@ -5892,7 +6116,7 @@ func file_strandmq_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_strandmq_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 65)
+var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
 var file_strandmq_v1_admin_proto_goTypes = []any{
 	(TopicKind)(0),                     // 0: strandmq.v1.TopicKind
 	(GroupMode)(0),                     // 1: strandmq.v1.GroupMode
@@ -5958,147 +6182,152 @@ var file_strandmq_v1_admin_proto_goTypes = []any{
 	(*TraceState)(nil),                 // 61: strandmq.v1.TraceState
 	(*NodeInfoRequest)(nil),            // 62: strandmq.v1.NodeInfoRequest
 	(*NodeInfoResponse)(nil),           // 63: strandmq.v1.NodeInfoResponse
-	(*NodeDisk)(nil),                   // 64: strandmq.v1.NodeDisk
-	(*NodeScrub)(nil),                  // 65: strandmq.v1.NodeScrub
-	(*NodeDamage)(nil),                 // 66: strandmq.v1.NodeDamage
-	(*DamagedRange)(nil),               // 67: strandmq.v1.DamagedRange
-	(*StoppedPartition)(nil),           // 68: strandmq.v1.StoppedPartition
-	(*timestamppb.Timestamp)(nil),      // 69: google.protobuf.Timestamp
-	(*Problem)(nil),                    // 70: strandmq.v1.Problem
-	(*PartitionShare)(nil),             // 71: strandmq.v1.PartitionShare
-	(*Message)(nil),                    // 72: strandmq.v1.Message
-	(BodyFormat)(0),                    // 73: strandmq.v1.BodyFormat
+	(*NodePeer)(nil),                   // 64: strandmq.v1.NodePeer
+	(*NodeDisk)(nil),                   // 65: strandmq.v1.NodeDisk
+	(*NodeScrub)(nil),                  // 66: strandmq.v1.NodeScrub
+	(*NodeDamage)(nil),                 // 67: strandmq.v1.NodeDamage
+	(*DamagedRange)(nil),               // 68: strandmq.v1.DamagedRange
+	(*StoppedPartition)(nil),           // 69: strandmq.v1.StoppedPartition
+	(*timestamppb.Timestamp)(nil),      // 70: google.protobuf.Timestamp
+	(*Problem)(nil),                    // 71: strandmq.v1.Problem
+	(*PartitionShare)(nil),             // 72: strandmq.v1.PartitionShare
+	(*Message)(nil),                    // 73: strandmq.v1.Message
+	(BodyFormat)(0),                    // 74: strandmq.v1.BodyFormat
 }
 var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	0,   // 0: strandmq.v1.TopicConfig.kind:type_name -> strandmq.v1.TopicKind
 	4,   // 1: strandmq.v1.Topic.config:type_name -> strandmq.v1.TopicConfig
-	69,  // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
+	70,  // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
 	4,   // 3: strandmq.v1.CreateTopicRequest.config:type_name -> strandmq.v1.TopicConfig
 	5,   // 4: strandmq.v1.CreateTopicResponse.topic:type_name -> strandmq.v1.Topic
 	5,   // 5: strandmq.v1.ListTopicsResponse.topics:type_name -> strandmq.v1.Topic
 	5,   // 6: strandmq.v1.DescribeTopicResponse.topic:type_name -> strandmq.v1.Topic
 	12,  // 7: strandmq.v1.DescribeTopicResponse.partitions:type_name -> strandmq.v1.PartitionInfo
-	69,  // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
-	70,  // 9: strandmq.v1.LeftOut.problem:type_name -> strandmq.v1.Problem
+	70,  // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
+	71,  // 9: strandmq.v1.LeftOut.problem:type_name -> strandmq.v1.Problem
 	4,   // 10: strandmq.v1.AlterTopicRequest.config:type_name -> strandmq.v1.TopicConfig
 	5,   // 11: strandmq.v1.AlterTopicResponse.topic:type_name -> strandmq.v1.Topic
 	1,   // 12: strandmq.v1.GroupPolicy.mode:type_name -> strandmq.v1.GroupMode
 	2,   // 13: strandmq.v1.GroupPolicy.on_exhaustion:type_name -> strandmq.v1.OnExhaustion
 	3,   // 14: strandmq.v1.GroupPolicy.retention:type_name -> strandmq.v1.GroupRetention
-	69,  // 15: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
+	70,  // 15: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
 	18,  // 16: strandmq.v1.CreateGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
 	19,  // 17: strandmq.v1.CreateGroupRequest.start:type_name -> strandmq.v1.StartPosition
 	22,  // 18: strandmq.v1.CreateGroupResponse.group:type_name -> strandmq.v1.Group
 	13,  // 19: strandmq.v1.CreateGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
 	18,  // 20: strandmq.v1.Group.policy:type_name -> strandmq.v1.GroupPolicy
-	69,  // 21: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
+	70,  // 21: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
 	25,  // 22: strandmq.v1.ListGroupsResponse.groups:type_name -> strandmq.v1.GroupSummary
 	22,  // 23: strandmq.v1.GroupSummary.group:type_name -> strandmq.v1.Group
 	26,  // 24: strandmq.v1.GroupSummary.counts:type_name -> strandmq.v1.GroupCounts
 	13,  // 25: strandmq.v1.GroupSummary.left_out:type_name -> strandmq.v1.LeftOut
-	22,  // 26: strandmq.v1.DescribeGroupResponse.group:type_name -> strandmq.v1.Group
-	26,  // 27: strandmq.v1.DescribeGroupResponse.counts:type_name -> strandmq.v1.GroupCounts
-	29,  // 28: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
-	33,  // 29: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
-	13,  // 30: strandmq.v1.DescribeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	26,  // 31: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
-	32,  // 32: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
-	31,  // 33: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
-	30,  // 34: strandmq.v1.GroupPartition.circuit:type_name -> strandmq.v1.GroupCircuit
-	69,  // 35: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
-	69,  // 36: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
-	69,  // 37: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
-	69,  // 38: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
-	71,  // 39: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
-	69,  // 40: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
-	69,  // 41: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
-	18,  // 42: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
-	22,  // 43: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
-	13,  // 44: strandmq.v1.AlterGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	19,  // 45: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
-	38,  // 46: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
-	13,  // 47: strandmq.v1.ResetGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	22,  // 48: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
-	13,  // 49: strandmq.v1.PauseGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	22,  // 50: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
-	13,  // 51: strandmq.v1.ResumeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	13,  // 52: strandmq.v1.DeleteGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	72,  // 53: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
-	69,  // 54: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
-	69,  // 55: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
-	46,  // 56: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
-	69,  // 57: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
-	69,  // 58: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
-	48,  // 59: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
-	19,  // 60: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
-	73,  // 61: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	45,  // 62: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
-	13,  // 63: strandmq.v1.ListDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
-	47,  // 64: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	73,  // 65: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	45,  // 66: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
-	47,  // 67: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	13,  // 68: strandmq.v1.ReplayDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
-	47,  // 69: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	13,  // 70: strandmq.v1.DiscardDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
-	48,  // 71: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
-	59,  // 72: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
-	72,  // 73: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
-	60,  // 74: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
-	61,  // 75: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
-	69,  // 76: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
-	69,  // 77: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
-	64,  // 78: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
-	65,  // 79: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
-	66,  // 80: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
-	68,  // 81: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
-	69,  // 82: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
-	69,  // 83: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
-	69,  // 84: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
-	67,  // 85: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
-	6,   // 86: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
-	8,   // 87: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
-	10,  // 88: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
-	14,  // 89: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
-	16,  // 90: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
-	20,  // 91: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
-	23,  // 92: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
-	27,  // 93: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
-	34,  // 94: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
-	36,  // 95: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
-	39,  // 96: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
-	41,  // 97: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
-	43,  // 98: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
-	49,  // 99: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
-	51,  // 100: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
-	53,  // 101: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
-	55,  // 102: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
-	57,  // 103: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
-	62,  // 104: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
-	7,   // 105: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
-	9,   // 106: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
-	11,  // 107: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
-	15,  // 108: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
-	17,  // 109: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
-	21,  // 110: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
-	24,  // 111: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
-	28,  // 112: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
-	35,  // 113: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
-	37,  // 114: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
-	40,  // 115: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
-	42,  // 116: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
-	44,  // 117: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
-	50,  // 118: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
-	52,  // 119: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
-	54,  // 120: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
-	56,  // 121: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
-	58,  // 122: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
-	63,  // 123: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
-	105, // [105:124] is the sub-list for method output_type
-	86,  // [86:105] is the sub-list for method input_type
-	86,  // [86:86] is the sub-list for extension type_name
-	86,  // [86:86] is the sub-list for extension extendee
-	0,   // [0:86] is the sub-list for field type_name
+	70,  // 26: strandmq.v1.GroupSummary.oldest_published:type_name -> google.protobuf.Timestamp
+	22,  // 27: strandmq.v1.DescribeGroupResponse.group:type_name -> strandmq.v1.Group
+	26,  // 28: strandmq.v1.DescribeGroupResponse.counts:type_name -> strandmq.v1.GroupCounts
+	29,  // 29: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
+	33,  // 30: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
+	13,  // 31: strandmq.v1.DescribeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	26,  // 32: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
+	32,  // 33: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
+	31,  // 34: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
+	30,  // 35: strandmq.v1.GroupPartition.circuit:type_name -> strandmq.v1.GroupCircuit
+	70,  // 36: strandmq.v1.GroupPartition.oldest_published:type_name -> google.protobuf.Timestamp
+	70,  // 37: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
+	70,  // 38: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
+	70,  // 39: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
+	70,  // 40: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
+	72,  // 41: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
+	70,  // 42: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
+	70,  // 43: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
+	18,  // 44: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
+	22,  // 45: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 46: strandmq.v1.AlterGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	19,  // 47: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
+	38,  // 48: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
+	13,  // 49: strandmq.v1.ResetGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	22,  // 50: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 51: strandmq.v1.PauseGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	22,  // 52: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 53: strandmq.v1.ResumeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	13,  // 54: strandmq.v1.DeleteGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	73,  // 55: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
+	70,  // 56: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
+	70,  // 57: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
+	46,  // 58: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
+	70,  // 59: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
+	70,  // 60: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
+	48,  // 61: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
+	19,  // 62: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
+	74,  // 63: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	45,  // 64: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
+	13,  // 65: strandmq.v1.ListDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	47,  // 66: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	74,  // 67: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	45,  // 68: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
+	47,  // 69: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	13,  // 70: strandmq.v1.ReplayDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	47,  // 71: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	13,  // 72: strandmq.v1.DiscardDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	48,  // 73: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
+	59,  // 74: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
+	73,  // 75: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
+	60,  // 76: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
+	61,  // 77: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
+	70,  // 78: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
+	70,  // 79: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
+	65,  // 80: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
+	66,  // 81: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
+	67,  // 82: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
+	69,  // 83: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
+	64,  // 84: strandmq.v1.NodeInfoResponse.peers:type_name -> strandmq.v1.NodePeer
+	70,  // 85: strandmq.v1.NodeInfoResponse.now:type_name -> google.protobuf.Timestamp
+	70,  // 86: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
+	70,  // 87: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
+	70,  // 88: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
+	68,  // 89: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
+	6,   // 90: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
+	8,   // 91: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
+	10,  // 92: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
+	14,  // 93: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
+	16,  // 94: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
+	20,  // 95: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
+	23,  // 96: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
+	27,  // 97: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
+	34,  // 98: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
+	36,  // 99: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
+	39,  // 100: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
+	41,  // 101: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
+	43,  // 102: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
+	49,  // 103: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
+	51,  // 104: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
+	53,  // 105: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
+	55,  // 106: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
+	57,  // 107: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
+	62,  // 108: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
+	7,   // 109: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
+	9,   // 110: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
+	11,  // 111: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
+	15,  // 112: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
+	17,  // 113: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
+	21,  // 114: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
+	24,  // 115: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
+	28,  // 116: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
+	35,  // 117: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
+	37,  // 118: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
+	40,  // 119: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
+	42,  // 120: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
+	44,  // 121: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
+	50,  // 122: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
+	52,  // 123: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
+	54,  // 124: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
+	56,  // 125: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
+	58,  // 126: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
+	63,  // 127: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
+	109, // [109:128] is the sub-list for method output_type
+	90,  // [90:109] is the sub-list for method input_type
+	90,  // [90:90] is the sub-list for extension type_name
+	90,  // [90:90] is the sub-list for extension extendee
+	0,   // [0:90] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_admin_proto_init() }
@@ -6137,7 +6366,7 @@ func file_strandmq_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_admin_proto_rawDesc), len(file_strandmq_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   65,
+			NumMessages:   66,
 			NumExtensions: 0,
 			NumServices:   5,
 		},
