@@ -195,3 +195,9 @@ func isReason(err error, reason string) bool {
 	var e *apiError
 	return errors.As(err, &e) && e.reason == reason
 }
+
+// deadlinePassed tells whether a call had no answer in time.
+func deadlinePassed(err error) bool {
+	var ce *connect.Error
+	return errors.As(err, &ce) && ce.Code() == connect.CodeDeadlineExceeded
+}

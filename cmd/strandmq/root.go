@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"os"
 	"os/signal"
+	"strconv"
 	"strings"
 	"syscall"
 
@@ -66,6 +67,10 @@ func run(a *app, args []string) int {
 	if err == nil {
 		return exitDone
 	}
+	var said *exit
+	if errors.As(err, &said) {
+		return said.code
+	}
 	text := err.Error()
 	if ctx.Err() != nil { // by a signal
 		text = strings.NewReplacer(context.Canceled.Error(), "interrupted", context.Cause(ctx).Error(), "interrupted").Replace(text)
@@ -76,8 +81,19 @@ func run(a *app, args []string) int {
 		return exitFailed
 	}
 	fmt.Fprintf(a.err, "See '%s --help'.\n", cmd.CommandPath())
+	if code, err := strconv.Atoi(cmd.Annotations[usageExit]); err == nil {
+		return code
+	}
 	return exitUsage
 }
+
+// usageExit annotates a command whose exit code for wrong usage is another one.
+const usageExit = "usage-exit"
+
+// exit ends a command that has said all there is to say with a code.
+type exit struct{ code int }
+
+func (e *exit) Error() string { return fmt.Sprintf("exit code %d", e.code) }
 
 func (a *app) root() *cobra.Command {
 	root := &cobra.Command{
@@ -89,7 +105,8 @@ handled in order, one at a time, by every consumer group; keys run in parallel.
 Start a broker with 'strandmq serve', or see one work with 'strandmq demo'. The
 other commands talk to a broker at --server.
 
-Exit codes: 0 done, 1 failed, 2 wrong usage. Data goes to standard output, talk
+Exit codes: 0 done, 1 failed, 2 wrong usage ('strandmq check' has those of
+monitoring). Data goes to standard output, talk
 to standard error. NO_COLOR is respected.`,
 		Example: `  strandmq demo
   strandmq serve --data ./data
@@ -114,7 +131,7 @@ to standard error. NO_COLOR is respected.`,
 	root.AddCommand(
 		a.serveCommand(), a.devCommand(), a.demoCommand(),
 		a.topicCommand(), a.publishCommand(), a.consumeCommand(),
-		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.nodeCommand(), a.clusterCommand(), a.loadtestCommand(), a.versionCommand(),
+		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.nodeCommand(), a.clusterCommand(), a.doctorCommand(), a.checkCommand(), a.loadtestCommand(), a.versionCommand(),
 	)
 	a.helpOfCobra(root)
 	a.completions(root)
@@ -204,7 +221,8 @@ func command(c *cobra.Command, runE func(cmd *cobra.Command, args []string) erro
 	c.RunE = func(cmd *cobra.Command, args []string) error {
 		err := runE(cmd, args)
 		var usage *usageError
-		if err == nil || errors.As(err, &usage) {
+		var said *exit
+		if err == nil || errors.As(err, &usage) || errors.As(err, &said) {
 			return err
 		}
 		return &failure{err}

@@ -27,6 +27,7 @@ var pure = []string{
 	"internal/names/*.go",
 	"internal/keyspace/*.go",
 	"internal/check/*.go",
+	"internal/doctor/*.go",
 	"loadtest/schedule.go",
 	"loadtest/keys.go",
 	"loadtest/sweep.go",

@@ -18,11 +18,15 @@ import (
 	"time"
 )
 
-// The tour in README.md is the text between these two marks.
-const (
-	tourStart = "<!-- tour -->"
-	tourEnd   = "<!-- end of tour -->"
-)
+// tour is a part of a page whose commands are run: what stands between two marks.
+type tour struct{ page, from, to string }
+
+// tours are the parts of pages whose commands a reader can paste, in order, into one
+// shell. The first of each starts the broker.
+var tours = []tour{
+	{"README.md", "<!-- tour -->", "<!-- end of tour -->"},
+	{"docs/troubleshooting.md", "<!-- page -->", "<!-- end of page -->"},
+}
 
 // tourAddress is the broker's address as the tour writes it, which is also the
 // default of every command. The test uses a free port instead.
@@ -32,24 +36,27 @@ const tourAddress = "127.0.0.1:7171"
 const addressVariable = "STRANDMQ_SERVER"
 
 // A step is one fenced block of commands, with what its output has to hold: the
-// patterns of the "expect" comments behind it.
+// patterns of the "expect" comments behind it. A block that ends with another exit code
+// than 0 has an "exit" comment; what a "run" comment holds is run, too, and not shown.
 type step struct {
 	commands string
 	expect   []string
+	exit     string
 }
 
 var (
-	tourBlock  = regexp.MustCompile("(?ms)^```sh\n(.*?)^```$")
+	tourBlock  = regexp.MustCompile("(?ms)^(?:```sh|<!-- run:) *\n?(.*?) *(?:^```$|-->)")
 	tourExpect = regexp.MustCompile(`<!-- expect: (.*?) -->`)
+	tourExit   = regexp.MustCompile(`<!-- exit: (\d+) -->`)
 )
 
-// tour reads the steps. The first one starts the broker.
-func tour(t *testing.T) []step {
+// steps reads them. The first one starts the broker.
+func (w tour) steps(t *testing.T) []step {
 	t.Helper()
-	_, rest, ok := strings.Cut(read(t, "README.md"), tourStart)
-	text, _, closed := strings.Cut(rest, tourEnd)
+	_, rest, ok := strings.Cut(read(t, w.page), w.from)
+	text, _, closed := strings.Cut(rest, w.to)
 	if !ok || !closed {
-		t.Fatalf("README.md has no tour between %s and %s", tourStart, tourEnd)
+		t.Fatalf("%s has nothing between %s and %s", w.page, w.from, w.to)
 	}
 	var steps []step
 	blocks := tourBlock.FindAllStringSubmatchIndex(text, -1)
@@ -58,7 +65,10 @@ func tour(t *testing.T) []step {
 		if i+1 < len(blocks) {
 			end = blocks[i+1][0]
 		}
-		s := step{commands: text[at[2]:at[3]]}
+		s := step{commands: strings.TrimSpace(text[at[2]:at[3]]) + "\n", exit: "0"}
+		if m := tourExit.FindStringSubmatch(text[at[1]:end]); m != nil {
+			s.exit = m[1]
+		}
 		for _, m := range tourExpect.FindAllStringSubmatch(text[at[1]:end], -1) {
 			s.expect = append(s.expect, m[1])
 		}
@@ -67,8 +77,8 @@ func tour(t *testing.T) []step {
 	return steps
 }
 
-// TestTour runs the tour of README.md, as a reader would paste it, against the
-// real binary: one broker, and all other blocks in one shell, in order.
+// TestTour runs the tour of README.md and the other tours, as a reader would paste them,
+// against the real binary: one broker, and all other blocks in one shell, in order.
 func TestTour(t *testing.T) {
 	if runtime.GOOS == "windows" {
 		t.Skip("the tour is written for a POSIX shell")
@@ -78,17 +88,22 @@ func TestTour(t *testing.T) {
 			t.Skipf("the tour needs %s, which this machine does not have", tool)
 		}
 	}
-	steps := tour(t)
-	if len(steps) < 5 {
-		t.Fatalf("the tour has %d blocks of commands: it was not read as it should be", len(steps))
-	}
-	if !strings.HasPrefix(steps[0].commands, "strandmq serve") {
-		t.Fatalf("the tour's first block has to start the broker with strandmq serve, and is:\n%s", steps[0].commands)
-	}
-
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Minute)
 	defer cancel()
 	bin := buildBinary(ctx, t)
+	for _, w := range tours {
+		t.Run(filepath.Base(w.page), func(t *testing.T) { w.run(ctx, t, bin) })
+	}
+}
+
+func (w tour) run(ctx context.Context, t *testing.T, bin string) {
+	steps := w.steps(t)
+	if len(steps) < 5 {
+		t.Fatalf("%s has %d blocks of commands: it was not read as it should be", w.page, len(steps))
+	}
+	if !strings.HasPrefix(steps[0].commands, "strandmq serve") {
+		t.Fatalf("the first block of %s has to start the broker with strandmq serve, and is:\n%s", w.page, steps[0].commands)
+	}
 	address := freeAddress(t)
 	work := t.TempDir()
 	env := append(os.Environ(),
@@ -127,9 +142,14 @@ func TestTour(t *testing.T) {
 	// One shell, so that variables of one block are there in the next; a mark
 	// on a line of its own between the outputs.
 	var script strings.Builder
-	script.WriteString("set -e\n")
 	for i, s := range steps[1:] {
-		fmt.Fprintf(&script, "echo; echo '%s'\n%s\n", mark(i), s.commands)
+		// All of a block has to succeed; where it is to fail, its last command.
+		fmt.Fprintf(&script, "echo; echo '%s'\n", mark(i))
+		if s.exit == "0" {
+			fmt.Fprintf(&script, "set -e\n%s\n", s.commands)
+			continue
+		}
+		fmt.Fprintf(&script, "set +e\n%s\nended=$?; [ $ended = %s ] || { echo \"exit code $ended, want %s\"; exit 1; }\n", s.commands, s.exit, s.exit)
 	}
 	fmt.Fprintf(&script, "echo; echo '%s'\n", mark(len(steps)-1))
 	shell := exec.CommandContext(ctx, "sh")
@@ -137,12 +157,12 @@ func TestTour(t *testing.T) {
 	shell.Stdin = strings.NewReader(strings.ReplaceAll(script.String(), tourAddress, address))
 	out, err := shell.CombinedOutput()
 	if err != nil {
-		t.Errorf("a command of the tour failed (%v); the last output is its", err)
+		t.Errorf("a command of %s failed (%v); the last output is its", w.page, err)
 	}
 	parts := regexp.MustCompile(`(?m)^=== step \d+ ===\n`).Split(string(out), -1)
 	for i, s := range steps[1:] {
 		if i+1 >= len(parts) {
-			t.Errorf("the tour did not get to:\n%s", s.commands)
+			t.Errorf("%s did not get to:\n%s", w.page, s.commands)
 			break
 		}
 		got := parts[i+1]
@@ -150,9 +170,9 @@ func TestTour(t *testing.T) {
 		for _, pattern := range s.expect {
 			re, err := regexp.Compile("(?s)" + pattern)
 			if err != nil {
-				t.Errorf("README.md expects %q, which is no pattern: %v", pattern, err)
+				t.Errorf("%s expects %q, which is no pattern: %v", w.page, pattern, err)
 			} else if !re.MatchString(got) {
-				t.Errorf("README.md expects %q of\n%s\nand got\n%s", pattern, s.commands, got)
+				t.Errorf("%s expects %q of\n%s\nand got\n%s", w.page, pattern, s.commands, got)
 			}
 		}
 	}

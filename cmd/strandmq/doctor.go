@@ -1,0 +1,151 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/strandmq/strandmq/internal/doctor"
+	"github.com/strandmq/strandmq/internal/plain"
+)
+
+// scope are the flags that say what is looked at.
+type scope struct{ topic, group string }
+
+func (s *scope) flags(c *cobra.Command) {
+	c.Flags().StringVar(&s.topic, "topic", "", "look at this topic and its groups only")
+	c.Flags().StringVar(&s.group, "group", "", "with --topic: look at this group only")
+}
+
+func (s *scope) check() error {
+	if s.group != "" && s.topic == "" {
+		return usagef("--group needs --topic: groups of one name can be of several topics")
+	}
+	return nil
+}
+
+// known refuses a topic or group that was named and does not exist.
+func (s *scope) known(f *doctor.Facts) error {
+	switch {
+	case s.group != "" && len(f.Groups) == 0 && len(f.Unreached) == 0:
+		return fmt.Errorf("topic %s has no group %s: 'strandmq group list' shows those that there are", s.topic, s.group)
+	case s.topic != "" && len(f.Topics) == 0 && len(f.Groups) == 0 && len(f.Unreached) > 0:
+		return errors.New(f.Unreached[len(f.Unreached)-1].Why)
+	}
+	return nil
+}
+
+func (a *app) doctorCommand() *cobra.Command {
+	var s scope
+	behind, watch := spanFlag{doctor.DefaultBehind}, spanFlag{3 * time.Second}
+	c := command(&cobra.Command{
+		Use:   "doctor",
+		Short: "Say what is wrong, why, and what to do next",
+		Long: `Looks at the nodes, topics and groups of a cluster twice, from any of its nodes, and
+names what is wrong: causes, not symptoms, the heaviest first, each with the figures
+that say so and the command to type next. What did not answer is named, and the rest
+is judged without it. It changes nothing.
+
+Exit codes: 0 nothing is wrong (notes are no fault), 1 something is, or nobody could be
+asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
+		Example: `  strandmq doctor
+  strandmq doctor --topic orders --group billing
+  strandmq doctor --watch 30s --behind 5m
+  strandmq doctor --output json | jq '.findings[0].cause'`,
+		Args: exact(),
+	}, func(cmd *cobra.Command, args []string) error {
+		if err := s.check(); err != nil {
+			return err
+		}
+		if behind.d <= 0 {
+			return usagef("--behind 0: everything would be behind; use 1s or more")
+		}
+		facts, err := a.inquire(cmd.Context(), s.topic, s.group, watch.d, true)
+		if err == nil {
+			err = s.known(facts)
+		}
+		if err != nil {
+			return err
+		}
+		found := doctor.Diagnose(facts, doctor.Options{Behind: behind.d})
+		if err := a.prescribe(facts, found); err != nil {
+			return err
+		}
+		if doctor.Worst(found) > doctor.Note || len(facts.Unreached) > 0 {
+			return &exit{code: exitFailed}
+		}
+		return nil
+	})
+	s.flags(c)
+	c.Flags().Var(&behind, "behind", "a group is asked why when its oldest message waits for so long")
+	c.Flags().Var(&watch, "watch", "how long to wait between two looks at what counts; 0: look once")
+	return c
+}
+
+// prescribe prints the findings.
+func (a *app) prescribe(f *doctor.Facts, found []doctor.Finding) error {
+	if a.json() {
+		return a.printValue(struct {
+			Findings  []doctor.Finding   `json:"findings"`
+			Unreached []doctor.Unreached `json:"unreached"`
+			Nodes     int                `json:"nodes"`
+			Topics    int                `json:"topics"`
+			Groups    int                `json:"groups"`
+			Watched   float64            `json:"watchedSeconds"`
+		}{orNone(found), orNone(f.Unreached), len(f.Nodes), len(f.Topics), len(f.Groups), f.Apart.Seconds()})
+	}
+	for i, x := range found {
+		if i > 0 {
+			fmt.Fprintln(a.out)
+		}
+		fmt.Fprintf(a.out, "%s %s: %s\n", strings.ToUpper(x.Severity.String()), x.Cause, plain.Text(x.Text))
+		for _, e := range x.Evidence {
+			fmt.Fprintln(a.out, "  - "+plain.Text(e))
+		}
+		for i, n := range x.Next {
+			word := "      "
+			if i == 0 {
+				word = "next: "
+			}
+			fmt.Fprintln(a.out, "  "+word+plain.Text(n))
+		}
+	}
+	for _, u := range f.Unreached {
+		a.talk("not asked: %s: %s", u.What, u.Why)
+	}
+	looked := fmt.Sprintf("%s, %s, %s", plural(len(f.Nodes), "node"), plural(len(f.Topics), "topic"), plural(len(f.Groups), "group"))
+	switch {
+	case doctor.Worst(found) > doctor.Note:
+	case len(f.Unreached) > 0:
+		fmt.Fprintf(a.out, "nothing is wrong in what could be asked: %s\n", looked)
+	default:
+		fmt.Fprintf(a.out, "nothing is wrong: %s\n", looked)
+	}
+	return nil
+}
+
+func plural(n int, one string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %ss", n, one)
+}
+
+func orNone[T any](list []T) []T {
+	if list == nil {
+		return []T{}
+	}
+	return list
+}
+
+// printValue prints what is not the API's own.
+func (a *app) printValue(v any) error {
+	enc := json.NewEncoder(a.out)
+	enc.SetIndent("", "  ")
+	enc.SetEscapeHTML(false)
+	return enc.Encode(v)
+}

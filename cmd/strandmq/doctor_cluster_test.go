@@ -1,0 +1,59 @@
+//go:build unix
+
+package main
+
+import (
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/strandmq/strandmq/internal/doctor"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// On three nodes: each thing that is wrong with nodes is named first, by whichever node is
+// asked, and is over when it is over.
+func TestDoctorOnThree(t *testing.T) {
+	if testing.Short() {
+		t.Skip("three processes; TestDiagnose has the same facts without them")
+	}
+	t.Parallel()
+	f := startSquadron(t, loopback(t, 3))
+	first, second, third := f.nodes[0], f.nodes[1], f.nodes[2]
+	p := at(t, first.url, "orders", nil)
+	p.store(5, "a", "b", "c")
+	granted(t, p.api.groups.DeleteGroup, &strandmqv1.DeleteGroupRequest{Topic: "orders", Group: "g", Confirm: "g"})
+	well := func(what string) {
+		t.Helper()
+		f.whole()
+		for _, s := range f.nodes {
+			until(t, what, func() bool {
+				line, _, code := examine(t, s.url)
+				return strings.HasPrefix(line, "nothing is wrong: 3 nodes, ") && code == exitDone
+			})
+		}
+	}
+	well("three nodes are well")
+
+	third.signal(syscall.SIGSTOP)
+	diagnoses(t, first.url, doctor.NodeStuck)
+	third.signal(syscall.SIGCONT)
+	well("it goes on")
+
+	third.kill()
+	diagnoses(t, second.url, doctor.NodeDown)
+	second.kill()
+	diagnoses(t, first.url, doctor.NoQuorum)
+	if _, whole, _ := examine(t, first.url); !strings.Contains(whole, "n2 and n3 are away") || !strings.Contains(whole, "not asked: ") {
+		t.Errorf("with one node of three:\n%s", whole)
+	}
+	f.start(second, "")
+	f.serves(second)
+	diagnoses(t, second.url, doctor.NodeDown)
+
+	// Its disk is given up, and there is no fourth node for what it held.
+	if _, err := ask(t.Context(), first.api.cluster.ReplaceNode, &strandmqv1.ReplaceNodeRequest{Node: 3, Confirm: "n3"}); err != nil {
+		t.Fatal(err)
+	}
+	diagnoses(t, first.url, doctor.UnderReplicated)
+}

@@ -1,0 +1,310 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"github.com/strandmq/strandmq/internal/doctor"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// inquiry asks a cluster for the facts that doctor and check judge. It makes each call
+// once, with little patience: what does not answer is a fact, too.
+type inquiry struct {
+	server string
+	asked  *clients
+	ctx    context.Context
+	topic  string // only this; empty: all
+	group  string
+	apart  time.Duration // between two looks at what counts; 0: one look
+	whole  bool          // also why, not just how much
+
+	mu     sync.Mutex
+	nodes  map[uint64]*clients     // guarded by mu: by node
+	facts  doctor.Facts            // guarded by mu while calls run beside each other
+	before map[[2]string]*counted  // by topic and group, of the first look
+	disks  map[uint64]*doctor.Disk // of the first look
+	slow   map[uint64][2]uint64    // slow writes and stalls of the first look
+}
+
+func nodeWord(n uint64) string { return fmt.Sprintf("n%d", n) }
+
+type counted struct{ counts doctor.Counts }
+
+const (
+	// answerTime is how long one call may take. A node that is well answers in
+	// milliseconds.
+	answerTime = 5 * time.Second
+	// beside is how many calls run at once.
+	beside = 8
+	// mostTopics and mostGroups bound what is looked at closely.
+	mostTopics = 1000
+	mostGroups = 200
+	// mostLetters and mostTraces bound the messages of a group that are looked at.
+	mostLetters, mostTraces = 50, 3
+)
+
+// one makes a call once.
+func one[Req, Res any](q *inquiry, call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
+	ctx, cancel := context.WithTimeout(q.ctx, answerTime)
+	defer cancel()
+	return call(ctx, req)
+}
+
+// each calls fn for each of n, some at once.
+func (q *inquiry) each(n int, fn func(i int)) {
+	var calls sync.WaitGroup
+	gate := make(chan struct{}, beside)
+	for i := range n {
+		gate <- struct{}{}
+		calls.Go(func() { fn(i); <-gate })
+	}
+	calls.Wait()
+}
+
+// unreached notes what did not answer.
+func (q *inquiry) unreached(what string, err error) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	q.facts.Unreached = append(q.facts.Unreached, doctor.Unreached{What: what, Why: err.Error()})
+}
+
+// inquire gathers the facts. It fails only if nothing answers at all.
+func (a *app) inquire(ctx context.Context, topic, group string, apart time.Duration, whole bool) (*doctor.Facts, error) {
+	q := &inquiry{
+		server: a.server, asked: a.dial(), ctx: ctx, topic: topic, group: group, apart: apart, whole: whole,
+		nodes: map[uint64]*clients{}, before: map[[2]string]*counted{}, slow: map[uint64][2]uint64{},
+	}
+	own, err := one(q, q.asked.node.NodeInfo, &strandmqv1.NodeInfoRequest{})
+	if err != nil {
+		return nil, err
+	}
+	// Ages go by the broker's clock, on which messages are stamped.
+	ahead := time.Until(own.GetNow().AsTime())
+	if own.GetNode() == 0 {
+		return nil, errors.New("the broker is still reading its log: ask again when it has started")
+	}
+	q.nodes[own.GetNode()] = q.asked
+	if apart > 0 {
+		q.look(true)
+		select {
+		case <-time.After(apart):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		q.facts.Apart = apart
+	}
+	q.look(false)
+	if whole {
+		q.closely()
+	}
+	q.facts.Now = time.Now().Add(ahead).UnixMilli()
+	slices.SortFunc(q.facts.Unreached, func(a, b doctor.Unreached) int { return cmp.Compare(a.What, b.What) })
+	q.facts.Unreached = slices.Compact(q.facts.Unreached)
+	return &q.facts, ctx.Err()
+}
+
+// look takes one look: the first notes only what counts.
+func (q *inquiry) look(first bool) {
+	q.cluster()
+	q.each(len(q.facts.Nodes), func(i int) { q.node(&q.facts.Nodes[i], first) })
+	q.groups(first)
+	if !first {
+		q.topics()
+	}
+}
+
+// cluster asks which nodes there are.
+func (q *inquiry) cluster() {
+	q.facts.Nodes = nil
+	res, err := one(q, q.asked.cluster.DescribeCluster, &strandmqv1.DescribeClusterRequest{})
+	if err != nil {
+		q.unreached("the cluster's nodes", err)
+		for id := range q.nodes {
+			q.facts.Nodes = append(q.facts.Nodes, doctor.Node{ID: id, API: q.server})
+		}
+		return
+	}
+	q.facts.Cluster = doctor.Cluster{Behind: res.GetBehind(), Moving: len(res.GetMoving())}
+	for _, s := range res.GetStuck() {
+		q.facts.Cluster.Stuck = append(q.facts.Cluster.Stuck, doctor.Stuck{Place: doctor.Place{Topic: s.GetTopic(), Number: s.GetPartition()}, Why: s.GetWhy(), Needs: s.GetNeeds()})
+	}
+	for _, n := range res.GetNodes() {
+		state := "active"
+		switch n.GetState() {
+		case strandmqv1.ClusterNodeState_CLUSTER_NODE_STATE_DRAINING:
+			state = "draining"
+		case strandmqv1.ClusterNodeState_CLUSTER_NODE_STATE_LOST:
+			state = "lost"
+		}
+		one := doctor.Node{ID: n.GetNode(), API: n.GetApiAddress(), State: state, Known: n.SilentMs != nil, Silent: span(n.GetSilentMs()), Replicas: int(n.GetReplicas())}
+		if q.nodes[one.ID] == q.asked {
+			one.API = q.server // which is how it can be reached from here
+		} else if one.API != "" && q.nodes[one.ID] == nil {
+			q.nodes[one.ID] = dial(one.API)
+		}
+		q.facts.Nodes = append(q.facts.Nodes, one)
+	}
+}
+
+// node asks one how it does.
+func (q *inquiry) node(n *doctor.Node, first bool) {
+	to := q.nodes[n.ID]
+	if to == nil {
+		q.unreached("node "+nodeWord(n.ID), errors.New("it tells no address for clients"))
+		return
+	}
+	res, err := one(q, to.node.NodeInfo, &strandmqv1.NodeInfoRequest{})
+	if err != nil {
+		// Nobody there is not the same as somebody who says nothing.
+		var dialed *net.OpError
+		switch {
+		case errors.As(err, &dialed) && dialed.Op == "dial":
+			err = fmt.Errorf("%s: %w", n.API, dialed.Err)
+		case errors.Is(err, context.DeadlineExceeded) || deadlinePassed(err):
+			n.Hangs = true
+			err = fmt.Errorf("%s: no answer within %v", n.API, answerTime)
+		}
+		q.unreached("node "+nodeWord(n.ID), err)
+		return
+	}
+	d := res.GetDisk()
+	n.Answered = true
+	n.Disk = doctor.Disk{Total: d.GetTotalBytes(), Free: d.GetFreeBytes(), Reserve: d.GetReserveBytes(), Store: d.GetStoreBytes(), Low: d.GetLow(), Stuck: span(d.GetStuckMs())}
+	for _, s := range res.GetStopped() {
+		n.Stopped = append(n.Stopped, doctor.Stopped{Place: doctor.Place{Topic: s.GetTopic(), Number: s.GetPartition()}, Why: s.GetWhy()})
+	}
+	for _, x := range res.GetDamage() {
+		text := x.GetWhat()
+		if x.GetFile() != "" {
+			text = x.GetFile() + ": " + text
+		}
+		for _, r := range x.GetRanges() {
+			topic, number := placeOf(r)
+			text += ", " + topic + " partition " + number + " entries " + entries(r)
+		}
+		n.Damage = append(n.Damage, text)
+	}
+	for _, p := range res.GetPeers() {
+		if p.GetClockOff() {
+			n.ClocksOff = append(n.ClocksOff, doctor.Skew{Node: p.GetNode(), Ahead: span(p.GetSkewMs())})
+		}
+		if !p.GetUp() {
+			n.Deaf = append(n.Deaf, p.GetNode())
+		}
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if first {
+		q.slow[n.ID] = [2]uint64{d.GetSlowWrites(), d.GetWriteStalls()}
+		return
+	}
+	n.SlowWrites, n.Stalls = d.GetSlowWrites(), d.GetWriteStalls()
+	if was, ok := q.slow[n.ID]; ok { // a node that was started anew begins at 0
+		n.SlowWrites -= min(was[0], n.SlowWrites)
+		n.Stalls -= min(was[1], n.Stalls)
+	}
+}
+
+func (q *inquiry) topics() {
+	var names []string
+	if q.topic != "" {
+		names = []string{q.topic}
+	} else {
+		res, err := one(q, q.asked.topics.ListTopics, &strandmqv1.ListTopicsRequest{})
+		if err != nil {
+			q.unreached("the topics", err)
+			return
+		}
+		for _, t := range res.GetTopics() {
+			names = append(names, t.GetName())
+		}
+	}
+	if len(names) > mostTopics {
+		q.unreached("topics beyond the first 1,000", errors.New("too many to look at: name one with --topic"))
+		names = names[:mostTopics]
+	}
+	found := make([]*doctor.Topic, len(names))
+	q.each(len(names), func(i int) {
+		res, err := one(q, q.asked.topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: names[i]})
+		if isReason(err, "UNKNOWN_TOPIC") && q.topic == "" {
+			return // deleted meanwhile
+		}
+		if err != nil {
+			q.unreached("topic "+names[i], err)
+			return
+		}
+		c := res.GetTopic().GetConfig()
+		t := &doctor.Topic{Name: names[i], Refuses: c.GetRefusePublishesAtHoldLimit(), Retention: span(c.GetRetentionMs())}
+		for _, p := range res.GetPartitions() {
+			t.Partitions = append(t.Partitions, doctor.Partition{
+				Number: p.GetPartition(), Bytes: p.GetBytes(), Nodes: p.GetNodes(), Leader: p.GetLeader(),
+				Fault: p.GetFault(), FaultReason: p.GetFaultReason(), HeldBy: p.GetHeldBy(), HeldBytes: p.GetHeldBytes(),
+			})
+		}
+		found[i] = t
+	})
+	for _, t := range found {
+		if t != nil {
+			q.facts.Topics = append(q.facts.Topics, *t)
+		}
+	}
+}
+
+func (q *inquiry) groups(first bool) {
+	res, err := one(q, q.asked.groups.ListGroups, &strandmqv1.ListGroupsRequest{Topic: q.topic})
+	if err != nil {
+		q.unreached("the groups", err)
+		return
+	}
+	for _, s := range res.GetGroups() {
+		g, p := s.GetGroup(), s.GetGroup().GetPolicy()
+		if q.group != "" && g.GetName() != q.group {
+			continue
+		}
+		key := [2]string{g.GetTopic(), g.GetName()}
+		if first {
+			if s.GetCounts() != nil {
+				q.before[key] = &counted{countsOf(s.GetCounts())}
+			}
+			continue
+		}
+		one := doctor.Group{
+			Topic: g.GetTopic(), Name: g.GetName(), Mode: modeText(p.GetMode()), Paused: g.GetPaused(),
+			Holds:    p.GetRetention() == strandmqv1.GroupRetention_GROUP_RETENTION_HOLD,
+			Deadline: span(p.GetAckDeadlineMs()), MaxAttempts: p.GetMaxAttempts(), InFlightMax: p.GetMaxInFlightPartition(),
+			Counted: s.GetCounts() != nil, Now: countsOf(s.GetCounts()), Oldest: unixMillis(s.GetOldestPublished()),
+		}
+		// A partition that stopped, or was made anew, would look like work undone.
+		if was := q.before[key]; was != nil && was.counts.HandedOut <= one.Now.HandedOut {
+			one.Before, one.Compared = was.counts, true
+		}
+		if !one.Counted {
+			q.unreached("the counts of group "+one.Name+" of topic "+one.Topic, errors.New("a partition of the topic does not answer"))
+		}
+		q.facts.Groups = append(q.facts.Groups, one)
+	}
+}
+
+func countsOf(c *strandmqv1.GroupCounts) doctor.Counts {
+	return doctor.Counts{
+		Lag: c.GetLag(), InFlight: c.GetInFlight(), Blocked: c.GetBlocked(), BackingOff: c.GetBackingOff(), Parked: c.GetParked(), Dead: c.GetDead(), Expired: c.GetExpired(),
+		Acked: c.GetAcked(), HandedOut: c.GetHandedOut(), Nacked: c.GetNacked(), Rejected: c.GetRejected(), Lapsed: c.GetLapsed(), Lost: c.GetSessionsLost(),
+		Late: c.GetLate(), HandledMs: c.GetHandledMs(), LateMs: c.GetLateMs(),
+	}
+}
+
+func unixMillis(t *timestamppb.Timestamp) int64 {
+	if t == nil {
+		return 0
+	}
+	return t.AsTime().UnixMilli()
+}

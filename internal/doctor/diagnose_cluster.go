@@ -1,0 +1,280 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/quantity"
+)
+
+// cluster looks at what is said of all nodes together.
+func (d *diagnosis) cluster() {
+	c := &d.facts.Cluster
+	var without []string
+	why := c.Behind
+	for i := range d.facts.Topics {
+		t := &d.facts.Topics[i]
+		n := 0
+		for _, p := range t.Partitions {
+			if p.FaultReason == "NO_QUORUM" {
+				n++
+				why = cmp.Or(why, p.Fault)
+			}
+		}
+		if n > 0 {
+			without = append(without, fmt.Sprintf("%d of the %d partitions of topic %s", n, len(t.Partitions), t.Name))
+		}
+	}
+	if why != "" || len(without) > 0 {
+		text := "too few nodes are there to decide anything"
+		if c.Behind == "" {
+			text = "too few replicas of some partitions are there: nothing is published to or consumed from them"
+		}
+		if away := d.away(); len(away) > 0 {
+			text += ": " + isAway(away)
+		}
+		f := d.add(Critical, NoQuorum, "cluster", text)
+		if why != "" {
+			f.say("%s", why)
+		}
+		for _, w := range without[:min(most, len(without))] {
+			f.say("%s have no leader", w)
+		}
+		f.next("strandmq cluster status")
+		f.next("strandmq serve --data FOLDER    # on each node that is away: it goes on when a majority is back")
+	}
+	if len(c.Stuck) == 0 {
+		return
+	}
+	s := c.Stuck[0]
+	f := d.add(Warning, UnderReplicated, "cluster", fmt.Sprintf("%s cannot be put where they are wanted: %s", some(uint64(len(c.Stuck)), "partition"), s.Needs))
+	f.say("%v: %s; it needs: %s", s.Place, s.Why, s.Needs)
+	f.next("strandmq cluster status")
+	f.next("strandmq cluster token    # a new node joins with it")
+}
+
+// away are the nodes that nobody hears of.
+func (d *diagnosis) away() (out []uint64) {
+	for _, n := range d.facts.Nodes {
+		if n.Known && n.Silent > 0 && !n.Answered {
+			out = append(out, n.ID)
+		}
+	}
+	return out
+}
+
+func isAway(nodes []uint64) string {
+	if len(nodes) == 1 {
+		return nodeName(nodes[0]) + " is away"
+	}
+	return nodeNames(nodes) + " are away"
+}
+
+// node looks at one.
+func (d *diagnosis) node(n *Node) {
+	about := "node " + nodeName(n.ID)
+	switch {
+	case n.Hangs && n.Known:
+		text := fmt.Sprintf("node %s takes connections and does not answer: its process or its disk stands still", nodeName(n.ID))
+		if n.Silent > 0 {
+			text += fmt.Sprintf(", and the other nodes have not heard of it for %s", rough(n.Silent))
+		}
+		short, whole := d.short(n.ID)
+		d.add(Critical, NodeStuck, about, text).say("%d of %s are short of their replica on it", short, some(uint64(whole), "partition")).
+			next("strandmq cluster status").next("strandmq node --server %s", n.API)
+		return
+	case n.Known && n.Silent > 0 && !n.Answered:
+		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away: nobody has heard of it for %s", nodeName(n.ID), rough(n.Silent)))
+		f.weigh(uint64(n.Replicas))
+		if n.State == "lost" {
+			f.Severity, f.Cause, f.Text = Warning, UnderReplicated, fmt.Sprintf("node %s was given up, and what it held is being made anew elsewhere", nodeName(n.ID))
+		}
+		short, whole := d.short(n.ID)
+		f.say("%d of %s are short of their replica on it", short, some(uint64(whole), "partition"))
+		f.next("strandmq cluster status")
+		f.next("strandmq serve --data FOLDER    # on its machine, if it stopped")
+		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
+		return
+	case n.Known && n.Silent > 0:
+		f := d.add(Critical, NodesCutOff, about, fmt.Sprintf("node %s answers, and the other nodes have not heard of it for %s: the network between them is cut, or its --peer-listen cannot be reached", nodeName(n.ID), rough(n.Silent)))
+		f.next("strandmq node --server %s", n.API)
+		return
+	case !n.Answered:
+		return
+	}
+	disk := &n.Disk
+	at := " --server " + n.API
+	if len(d.facts.Nodes) == 1 {
+		at = ""
+	}
+	if disk.Stuck > 0 {
+		d.add(Critical, DiskStuck, about, fmt.Sprintf("the disk of node %s has not come back from a write for %s: nothing is published there", nodeName(n.ID), rough(disk.Stuck))).
+			say("%s took a second or more", some(n.SlowWrites, "write")).next("strandmq node%s", at)
+	}
+	switch filling := max(2*disk.Reserve, disk.Total/10); {
+	case disk.Low:
+		f := d.add(Critical, DiskFull, about, fmt.Sprintf("the disk of node %s has %s free, less than its reserve of %s: publishes are refused, consuming goes on", nodeName(n.ID), quantity.RoughSize(disk.Free), quantity.RoughSize(disk.Reserve)))
+		d.holders(f, n)
+	case disk.Total > 0 && disk.Free < filling:
+		f := d.add(Warning, DiskFilling, about, fmt.Sprintf("the disk of node %s has %s free of %s; below %s publishes are refused", nodeName(n.ID), quantity.RoughSize(disk.Free), quantity.RoughSize(disk.Total), quantity.RoughSize(disk.Reserve)))
+		d.holders(f, n)
+	}
+	if disk.Stuck == 0 && (n.SlowWrites > 0 || n.Stalls > 0) && d.facts.Apart > 0 {
+		d.add(Warning, DiskSlow, about, fmt.Sprintf("the disk of node %s is slow: publishes wait for it", nodeName(n.ID))).
+			say("within %s, %s took a second or more, and all writes waited %d times", rough(d.facts.Apart), some(n.SlowWrites, "write"), n.Stalls).
+			next("strandmq node%s", at)
+	}
+	if len(n.Damage)+len(n.Stopped) > 0 {
+		d.damaged(n, about, at)
+	}
+	if len(n.Deaf) > 0 && !slices.ContainsFunc(n.Deaf, func(id uint64) bool { return slices.Contains(d.away(), id) }) {
+		d.add(Warning, NodesCutOff, about, fmt.Sprintf("node %s does not hear of %s, which others do hear of: the network between them is cut", nodeName(n.ID), nodeNames(n.Deaf))).
+			next("strandmq node%s", at)
+	}
+}
+
+func (d *diagnosis) damaged(n *Node, about, at string) {
+	f := d.add(Critical, Damaged, about, fmt.Sprintf("stored data of node %s is damaged: it is not served, and everything else is", nodeName(n.ID)))
+	f.weigh(uint64(len(n.Stopped)))
+	for _, s := range n.Stopped[:min(most, len(n.Stopped))] {
+		f.say("%v has stopped: %s", s.Place, s.Why)
+	}
+	for _, w := range n.Damage[:min(most, len(n.Damage))] {
+		f.say("%s", w)
+	}
+	f.next("strandmq node%s", at)
+	if len(d.facts.Nodes) > 1 {
+		f.next("strandmq cluster status    # replicas of other nodes are copied back by themselves")
+	}
+}
+
+// short counts the partitions that want a replica on a node, and all.
+func (d *diagnosis) short(node uint64) (n, all int) {
+	for _, t := range d.facts.Topics {
+		for _, p := range t.Partitions {
+			all++
+			if slices.Contains(p.Nodes, node) {
+				n++
+			}
+		}
+	}
+	return n, all
+}
+
+// holders says what fills a node's disk: topics by size, and groups for which more is kept
+// than the topic's limits would.
+func (d *diagnosis) holders(f *Finding, n *Node) {
+	type share struct {
+		topic, group string
+		bytes        uint64
+	}
+	var topics, groups []share
+	for _, t := range d.facts.Topics {
+		of := share{topic: t.Name}
+		held := share{topic: t.Name}
+		for _, p := range t.Partitions {
+			if len(d.facts.Nodes) > 1 && !slices.Contains(p.Nodes, n.ID) {
+				continue
+			}
+			of.bytes += p.Bytes
+			if p.HeldBy != "" {
+				held.group = p.HeldBy
+				held.bytes += p.HeldBytes
+			}
+		}
+		if of.bytes > 0 {
+			topics = append(topics, of)
+		}
+		if held.group != "" {
+			groups = append(groups, held)
+		}
+	}
+	heaviest := func(a, b share) int { return cmp.Compare(b.bytes, a.bytes) }
+	slices.SortStableFunc(topics, heaviest)
+	slices.SortStableFunc(groups, heaviest)
+	for _, s := range groups[:min(most, len(groups))] {
+		f.say("group %s of topic %s holds %s beyond the topic's limits", s.group, s.topic, quantity.RoughSize(s.bytes))
+		f.next("strandmq group describe %s %s", s.topic, s.group)
+	}
+	for _, s := range topics[:min(most, len(topics))] {
+		f.say("topic %s takes %s", s.topic, quantity.RoughSize(s.bytes))
+	}
+	f.say("the node's store takes %s in all", quantity.RoughSize(n.Disk.Store))
+	if len(topics) > 0 {
+		f.next("strandmq topic describe %s", topics[0].topic)
+		f.next("strandmq topic alter %s --retention 1d    # keep less, if it may go", topics[0].topic)
+	}
+}
+
+// clocks finds whose clock is off: of two that differ nobody can say, of three the one
+// that differs from both.
+func (d *diagnosis) clocks() {
+	named := map[uint64]int{}
+	var say []string
+	for _, n := range d.facts.Nodes {
+		for _, s := range n.ClocksOff {
+			named[n.ID]++
+			named[s.Node]++
+			way := "ahead of"
+			if s.Ahead < 0 {
+				way = "behind"
+			}
+			say = append(say, fmt.Sprintf("the clock of %s is %s %s that of %s", nodeName(s.Node), rough(s.Ahead.Abs()), way, nodeName(n.ID)))
+		}
+	}
+	if len(say) == 0 {
+		return
+	}
+	top := 0
+	var who []uint64
+	for _, n := range d.facts.Nodes {
+		switch c := named[n.ID]; {
+		case c > top:
+			top, who = c, []uint64{n.ID}
+		case c == top && c > 0:
+			who = append(who, n.ID)
+		}
+	}
+	about, text := "cluster", fmt.Sprintf("the clocks of %s differ", nodeNames(who))
+	if len(who) == 1 {
+		about, text = "node "+nodeName(who[0]), fmt.Sprintf("the clock of node %s is off", nodeName(who[0]))
+	}
+	f := d.add(Warning, ClockOff, about, text+": messages are stamped, and retention goes, by the clock of whoever leads")
+	f.Evidence = say
+	f.next("timedatectl    # on the machine of each node: set it right, and keep it so with NTP")
+}
+
+// partitions looks at what is wrong with single ones and was not said yet.
+func (d *diagnosis) partitions() {
+	for i := range d.facts.Topics {
+		t := &d.facts.Topics[i]
+		for _, p := range t.Partitions {
+			about := fmt.Sprintf("topic %s", t.Name)
+			switch p.FaultReason {
+			case "NEWER_FORMAT":
+				d.add(Critical, NewerFormat, about, fmt.Sprintf("partition %d of topic %s was written by a newer version of the broker, and waits for it", p.Number, t.Name)).
+					say("%s", p.Fault).next("strandmq version --of-server    # of each node, with --server: which one is older")
+			case "PARTITION_DAMAGED":
+				if !slices.ContainsFunc(d.found, func(f Finding) bool { return f.Cause == Damaged }) {
+					d.add(Critical, Damaged, about, fmt.Sprintf("partition %d of topic %s is damaged and not served", p.Number, t.Name)).
+						say("%s", p.Fault).next("strandmq topic describe %s", t.Name)
+				}
+			}
+		}
+	}
+}
+
+// mayExpire tells how long a group has until retention takes what it has not settled.
+func (d *diagnosis) mayExpire(g *Group) (left time.Duration, soon bool) {
+	for i := range d.facts.Topics {
+		t := &d.facts.Topics[i]
+		if t.Name != g.Topic || t.Retention == 0 || g.Oldest == 0 || g.Holds {
+			continue
+		}
+		age := d.ago(g.Oldest)
+		return max(0, t.Retention-age), age >= d.behind && age > t.Retention/5*4
+	}
+	return 0, false
+}

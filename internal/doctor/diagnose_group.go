@@ -1,0 +1,288 @@
+package doctor
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/quantity"
+)
+
+// group looks at one group: first what stands still, then what fails, then what is slow,
+// then what is missing. What explains the backlog is told once: a group that is paused is
+// not slow, too.
+func (d *diagnosis) group(g *Group) {
+	if !g.Counted {
+		return // what kept it from being counted is told of its topic
+	}
+	of := &ofGroup{diagnosis: d, g: g, about: fmt.Sprintf("group %s of topic %s", g.Name, g.Topic)}
+	if g.Oldest != 0 && g.Now.Lag > 0 {
+		of.age = d.ago(g.Oldest)
+	}
+	// Where many fail, those that do so most often are not the cause.
+	held := of.stands()
+	held = of.fails() || of.keys() || held
+	if !held {
+		of.slow()
+	}
+	of.missing()
+}
+
+// ofGroup is a diagnosis of one group.
+type ofGroup struct {
+	*diagnosis
+	g     *Group
+	about string
+	age   time.Duration // of the oldest message that is not settled
+}
+
+func (d *ofGroup) warn(c Cause, format string, args ...any) *Finding {
+	return d.add(Warning, c, d.about, fmt.Sprintf(format, args...)).weigh(d.g.Now.Lag)
+}
+
+// lag adds how much waits.
+func (d *ofGroup) lag(f *Finding) *Finding {
+	if d.g.Now.Lag == 0 {
+		return f
+	}
+	text := some(d.g.Now.Lag, "message") + " neither settled nor dead"
+	if d.age > 0 {
+		text += ", the oldest published " + rough(d.age) + " ago"
+	}
+	return f.say("%s", text)
+}
+
+func (d *ofGroup) describe(f *Finding) *Finding {
+	return f.next("strandmq group describe %s %s", d.g.Topic, d.g.Name)
+}
+
+func (d *ofGroup) trace(f *Finding, partition uint32, offset uint64) *Finding {
+	return f.next("strandmq trace %s --partition %d --offset %d", d.g.Topic, partition, offset)
+}
+
+// there counts the members that are there.
+func (d *ofGroup) there() (n int) {
+	for _, m := range d.g.Members {
+		if !m.Away {
+			n++
+		}
+	}
+	return n
+}
+
+func (d *ofGroup) stall(reason string) (first Stall, waiting uint64, found bool) {
+	for _, s := range d.g.Stalls {
+		if s.Reason != reason {
+			continue
+		}
+		if !found {
+			first = s
+		}
+		found, waiting = true, waiting+s.Waiting
+	}
+	return first, waiting, found
+}
+
+// stands tells what keeps a whole group, or a partition of it, from going on.
+func (d *ofGroup) stands() bool {
+	g := d.g
+	if g.Now.Lag == 0 || !g.Looked {
+		return false
+	}
+	switch {
+	case g.Paused:
+		f := d.warn(Paused, "group %s of topic %s is paused: nothing is handed out until it is resumed", g.Name, g.Topic)
+		d.lag(f).next("strandmq group resume %s %s", g.Topic, g.Name)
+		return true
+	case len(g.Circuits) > 0:
+		f := d.warn(CircuitOpen, "the circuit of group %s of topic %s is open, as nearly every delivery failed: one message at a time is tried, until one is handled", g.Name, g.Topic)
+		d.lag(f).say("open in %d of %d partitions", len(g.Circuits), g.Partitions)
+		d.reasons(f, g.Suspects)
+		f.next("strandmq group resume %s %s    # after a pause: tries one message at once, when what they all need is back", g.Topic, g.Name)
+		d.firstSuspect(f)
+		return true
+	case d.there() == 0:
+		f := d.warn(NoMembers, "group %s of topic %s has no member: nobody takes its messages", g.Name, g.Topic)
+		if n := len(g.Members); n > 0 {
+			f.say("%s made no call for the session timeout and lost their partitions", some(uint64(n), "member"))
+		}
+		d.lag(f)
+		if g.Now.InFlight > 0 {
+			f.say("%s that left hold until the deadline", some(g.Now.InFlight, "message"))
+		}
+		d.describe(f.next("strandmq consume %s --group %s --exec 'COMMAND'    # or start its consumers again", g.Topic, g.Name))
+		return true
+	}
+	told := false
+	if s, waiting, ok := d.stall("DEFERRED_LIMIT"); ok {
+		f := d.warn(DeferredLimit, "group %s of topic %s looks no further: as many messages wait behind blocked keys as it may set aside", g.Name, g.Topic)
+		f.say("partition %d, %s wait: %s", s.Partition, some(waiting, "message"), s.Text)
+		d.blockers(f)
+		d.describe(f).next("strandmq group alter %s %s --max-deferred N    # lets it look further meanwhile", g.Topic, g.Name)
+		told = true
+	}
+	if s, waiting, ok := d.stall("NO_MEMBER"); ok && d.age >= d.behind {
+		who := "the member that it belongs to"
+		if s.Member != "" {
+			who = "member " + s.Member
+		}
+		f := d.warn(MemberSilent, "%s has a session in group %s of topic %s and does not ask for messages", who, g.Name, g.Topic)
+		f.say("partition %d, %s wait from offset %d on: %s", s.Partition, some(waiting, "message"), s.Offset, s.Text)
+		d.describe(d.lag(f))
+		told = true
+	}
+	return told
+}
+
+// blockers names the keys behind which most waits.
+func (d *ofGroup) blockers(f *Finding) {
+	heads := slices.Clone(d.g.Stalls)
+	heads = slices.DeleteFunc(heads, func(s Stall) bool { return !ofKey(s) })
+	slices.SortStableFunc(heads, func(a, b Stall) int { return cmp.Compare(b.Waiting, a.Waiting) })
+	for _, s := range heads[:min(most, len(heads))] {
+		f.say("key %s: %s behind offset %d of partition %d, which was tried %d times", keyName(s.Key), some(s.Waiting, "message"), s.Offset, s.Partition, s.Attempts)
+	}
+	if len(heads) > 0 {
+		d.trace(f, heads[0].Partition, heads[0].Offset)
+	}
+}
+
+// ofKey tells whether a stall is of one key.
+func ofKey(s Stall) bool {
+	switch s.Reason {
+	case "IN_FLIGHT", "BACKING_OFF", "PARKED", "DEFERRED_KEY_LIMIT":
+		return true
+	}
+	return false
+}
+
+func keyName(key string) string {
+	if key == "" {
+		return "(none)"
+	}
+	return key
+}
+
+// reasons adds the reasons that failures gave, the most frequent first.
+func (d *ofGroup) reasons(f *Finding, of []Letter) {
+	count := map[string]int{}
+	var order []string
+	for _, l := range of {
+		if l.Reason == "" {
+			continue
+		}
+		if count[l.Reason]++; count[l.Reason] == 1 {
+			order = append(order, l.Reason)
+		}
+	}
+	slices.SortStableFunc(order, func(a, b string) int { return cmp.Compare(count[b], count[a]) })
+	for _, r := range order[:min(most, len(order))] {
+		f.say("%q", r)
+	}
+}
+
+func (d *ofGroup) firstSuspect(f *Finding) {
+	if len(d.g.Suspects) > 0 {
+		d.trace(f, d.g.Suspects[0].Partition, d.g.Suspects[0].Offset)
+	}
+}
+
+// slow tells why a group is behind that nothing stops.
+func (d *ofGroup) slow() {
+	g := d.g
+	// What waits behind a dead letter waits for somebody to decide.
+	if d.age < d.behind || !g.Looked || g.Now.Lag == g.Now.Parked {
+		return
+	}
+	took := d.handling()
+	grows := true
+	if g.Compared {
+		done, came := rate(g.Now.Acked-min(g.Before.Acked, g.Now.Acked), d.facts.Apart), int64(g.Now.Lag)-int64(g.Before.Lag)
+		if came < 0 {
+			left := time.Duration(float64(g.Now.Lag) / float64(-came) * float64(d.facts.Apart))
+			if left < 10*time.Minute {
+				d.lag(d.add(Note, CatchingUp, d.about, fmt.Sprintf("group %s of topic %s catches up: at this rate it is done in %s", g.Name, g.Topic, rough(left)))).say("%s acked a second", done)
+				return
+			}
+			grows = false
+		}
+	}
+	say := func(f *Finding) *Finding {
+		d.lag(f)
+		if took > 0 {
+			f.say("from hand-out to ack it takes %s on average", rough(took))
+		}
+		f.say("held by %s: %s", some(uint64(d.there()), "member"), some(g.Now.InFlight, "delivery"))
+		if g.Compared && d.facts.Apart > 0 {
+			word := "grows"
+			if !grows {
+				word = "shrinks"
+			} else if g.Now.Lag == g.Before.Lag {
+				word = "stays"
+			}
+			f.say("within %s %s were acked, and the backlog %s", rough(d.facts.Apart), some(g.Now.Acked-min(g.Before.Acked, g.Now.Acked), "message"), word)
+		}
+		return f
+	}
+	hot, of := d.hottest()
+	switch {
+	case g.Mode == "partition" && d.there() > g.Partitions:
+		f := d.warn(TooFewPartitions, "group %s of topic %s takes one message of a partition at a time, so %d of its %d members have nothing to do", g.Name, g.Topic, d.there()-g.Partitions, d.there())
+		f.say("%d partitions, mode partition", g.Partitions)
+		d.describe(say(f))
+		f.next("strandmq topic create NAME --partitions N    # more of them; or a group of mode key, which works on keys in parallel")
+	case of > 0 && of >= g.Now.Lag/2 && g.Now.Lag > 1:
+		f := d.warn(HotKey, "most of what group %s of topic %s has before it is of one key, %s, and a key goes one message at a time", g.Name, g.Topic, keyName(hot.Key))
+		f.say("%s of %s wait behind offset %d of partition %d", quantity.Count(of), quantity.Count(g.Now.Lag), hot.Offset, hot.Partition)
+		say(f)
+		if took > 0 {
+			f.say("so of this key no more than %s a second can go", perSecond(took))
+		}
+		d.trace(d.describe(f), hot.Partition, hot.Offset)
+	case g.Now.InFlight > 0 || took > 0:
+		f := d.warn(SlowHandlers, "the handlers of group %s of topic %s are slower than messages come", g.Name, g.Topic)
+		if s, _, ok := d.stall("IN_FLIGHT_LIMIT"); ok {
+			f.say("partition %d: %s", s.Partition, s.Text)
+		}
+		say(f)
+		if g.Mode == "partition" {
+			f.say("%d partitions, mode partition: one message of each at a time", g.Partitions)
+		}
+		d.describe(f.next("strandmq consume %s --group %s --exec 'COMMAND'    # one more member; or make the handlers faster", g.Topic, g.Name))
+	default:
+		d.describe(say(d.warn(FallingBehind, "group %s of topic %s is behind, and nothing that is known stops it", g.Name, g.Topic)))
+	}
+}
+
+// handling is how long a message takes from hand-out to ack, lately if something was acked.
+func (d *ofGroup) handling() time.Duration {
+	b, n := d.g.Before, d.g.Now
+	if d.g.Compared && n.Acked > b.Acked && n.HandledMs >= b.HandledMs {
+		return time.Duration(n.HandledMs-b.HandledMs) * time.Millisecond / time.Duration(n.Acked-b.Acked)
+	}
+	if n.Acked > 0 {
+		return time.Duration(n.HandledMs) * time.Millisecond / time.Duration(n.Acked)
+	}
+	return 0
+}
+
+func rate(n uint64, in time.Duration) string {
+	if in <= 0 {
+		return "0"
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/in.Seconds()), ".0")
+}
+
+func perSecond(took time.Duration) string { return rate(uint64(time.Second), took) }
+
+// hottest is the key behind which most waits while its head is being handled.
+func (d *ofGroup) hottest() (hot Stall, waiting uint64) {
+	for _, s := range d.g.Stalls {
+		if (s.Reason == "IN_FLIGHT" || s.Reason == "DEFERRED_KEY_LIMIT") && s.Attempts < tried && s.Waiting > waiting {
+			hot, waiting = s, s.Waiting
+		}
+	}
+	return hot, waiting
+}
