@@ -59,7 +59,7 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		// Among others each node tells of what it leads.
 		leads := func(p coordinator.Partition) bool { return b.far == nil || b.far.here(p.ID) }
 		some := slices.ContainsFunc(t.Partitions, leads)
-		var bytes, messages, faults float64
+		var bytes, messages, published, repeated, faults float64
 		for _, p := range t.Partitions {
 			if !leads(p) {
 				continue
@@ -71,12 +71,15 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			}
 			bytes += float64(info.Bytes)
 			messages += float64(info.Position.End - info.Position.Start)
+			published, repeated = published+float64(info.Position.End), repeated+float64(info.Duplicates)
 		}
 		// A sum without the partitions that stopped would fall when data is
 		// damaged: there is none then.
 		if faults == 0 && some {
 			gauge("log_size_bytes", "Bytes of record batches kept. No sample while a partition of the topic is damaged.", topicLabel, bytes, t.Name)
 			gauge("log_messages", "Messages kept. No sample while a partition of the topic is damaged.", topicLabel, messages, t.Name)
+			counter("log_published_total", "Messages stored since the topic was created, duplicates not counted. No sample while a partition of the topic is damaged.", topicLabel, published, t.Name)
+			counter("log_duplicates_total", "Messages that were suppressed as duplicates since the topic was created. No sample while a partition of the topic is damaged.", topicLabel, repeated, t.Name)
 		}
 		if some {
 			gauge("partitions_damaged", "Partitions that stopped because they cannot be trusted.", topicLabel, faults, t.Name)
@@ -101,12 +104,17 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			}
 			c := sum(states, r)
 			gauge("group_lag_messages", "Messages neither settled nor dead. No sample, as of all that the log says of a group, while a partition of the topic is damaged.", groupLabels, float64(c.GetLag()), t.Name, g.Name)
+			gauge("group_lag_seconds", "Age of the oldest message that is neither settled nor dead; 0: there is none.", groupLabels, age(oldestOf(states)), t.Name, g.Name)
 			gauge("messages_in_flight", "Handed out and not settled.", groupLabels, float64(c.GetInFlight()), t.Name, g.Name)
 			gauge("group_blocked_messages", "Messages that wait behind an earlier one of their key.", groupLabels, float64(c.GetBlocked()+c.GetParked()), t.Name, g.Name)
+			gauge("group_parked_messages", "Of those, messages that wait behind a dead letter of their key.", groupLabels, float64(c.GetParked()), t.Name, g.Name)
 			gauge("group_backing_off_messages", "Messages that failed and wait for their next attempt.", groupLabels, float64(c.GetBackingOff()), t.Name, g.Name)
 			gauge("group_dead_messages", "Dead letters neither replayed nor discarded.", groupLabels, float64(c.GetDead()), t.Name, g.Name)
 			counter("group_handed_out_total", "Hand-outs since the group was created, redeliveries included.", groupLabels, float64(c.GetHandedOut()), t.Name, g.Name)
 			counter("group_failed_attempts_total", "Attempts that failed since the group was created: nacks, lapses, lost sessions.", groupLabels, float64(c.GetRetried()), t.Name, g.Name)
+			for cause, n := range map[string]uint64{"nacked": c.GetNacked(), "rejected": c.GetRejected(), "lapsed": c.GetLapsed(), "session-lost": c.GetSessionsLost()} {
+				counter("group_failed_attempts_by_cause_total", "The same by how they ended.", []string{"topic", "group", "cause"}, float64(n), t.Name, g.Name, cause)
+			}
 			counter("group_expired_total", "Messages that retention took before the group had settled them, since it was created.", groupLabels, float64(c.GetExpired()), t.Name, g.Name)
 			var held, part, copies, copied, open, opened float64
 			for _, s := range states {
@@ -126,4 +134,13 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		}
 	}
 	gauge("scrape_truncated", "1 if there were more topics and groups than one scrape reads.", nil, truncated)
+}
+
+// age is how many seconds ago something was; 0 for nothing, and for what is to come by
+// this node's clock.
+func age(at partition.Millis) float64 {
+	if at == 0 {
+		return 0
+	}
+	return max(0, float64(time.Now().UnixMilli()-int64(at))/1000)
 }

@@ -239,6 +239,7 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 		out := &strandmqv1.SettleResult{DeadLettered: r.Dead, Deadline: timestampOrNil(int64(r.Deadline))}
 		if r.Err != nil {
 			b.logItem(r.Err, "settle")
+			b.metrics.refusedSettlement(r.Err, topicLabel, groupLabel, 1)
 			out = &strandmqv1.SettleResult{Problem: b.itemProblem("settlements", place[i], r.Err)}
 		} else {
 			b.metrics.settled[settledName(list[i].Action)].WithLabelValues(topicLabel, groupLabel).Inc()

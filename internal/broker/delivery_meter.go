@@ -61,6 +61,7 @@ func (a *attendant) countSettled(runs []consumer.SettleRun, results []consumer.S
 		}
 		if r.Err != nil {
 			a.b.logItem(r.Err, "settle")
+			a.b.metrics.refusedSettlement(r.Err, a.meter.topic, a.meter.group, float64(r.Last-r.First+1))
 			continue
 		}
 		n := float64(r.Last - r.First + 1)

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"maps"
 	"net/http"
 	"regexp"
@@ -14,6 +15,8 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"github.com/strandmq/strandmq/consumer"
 )
 
 // metrics are what the node counts itself. What the log knows better (lag, in
@@ -34,6 +37,7 @@ type metrics struct {
 	redelivered  *prometheus.CounterVec
 	settled      map[string]*prometheus.CounterVec // by action
 	deadLettered *prometheus.CounterVec
+	stale        *prometheus.CounterVec
 	deliveryTime *prometheus.HistogramVec
 
 	rejects *prometheus.CounterVec
@@ -101,6 +105,7 @@ func newMetrics(version string) *metrics {
 		delivered:      counter("messages_delivered_total", "Deliveries in answers since the broker started; a delivery that was asked for again counts again.", "topic", "group"),
 		redelivered:    counter("messages_redelivered_total", "Of the deliveries in answers, those with a second or later attempt.", "topic", "group"),
 		deadLettered:   counter("messages_dead_lettered_by_members_total", "Nacks and rejects since the broker started that made a dead letter; strandmq_group_dead_messages has those of lapses too.", "topic", "group"),
+		stale:          counter("messages_stale_total", "Settlements since the broker started that were refused, as their token was not that of the current delivery.", "topic", "group"),
 		deliveryTime:   histogram("delivery_latency_seconds", "From a message's publish to its first delivery's answer.", "topic", "group"),
 		rejects:        counter("rejected_total", "Calls that were refused as a whole since the broker started, by reason of docs/errors.md.", "reason"),
 		calls:          histogram("rpc_server_call_duration_seconds", "Calls answered, long polls with their wait.", "rpc_system_name", "rpc_method", "rpc_response_status_code"),
@@ -185,4 +190,12 @@ func (c collector) Collect(ch chan<- prometheus.Metric) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	c(ctx, ch)
+}
+
+// refusedSettlement counts settlements whose token was not current.
+func (m *metrics) refusedSettlement(err error, topic, group string, n float64) {
+	var stale *consumer.ErrStale
+	if errors.As(err, &stale) {
+		m.stale.WithLabelValues(topic, group).Add(n)
+	}
 }

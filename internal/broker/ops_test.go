@@ -76,6 +76,10 @@ func TestMetrics(t *testing.T) {
 			}
 		}
 	}
+	// The token of the first attempt is not current any more.
+	if _, err := a.consume.Settle(ctx(t), &strandmqv1.SettleRequest{Topic: "t", Group: "g", Settlements: []*strandmqv1.Settlement{{Token: d.GetToken(), Action: ack}}}); err != nil {
+		t.Fatal(err)
+	}
 	_, err := a.topics.DescribeTopic(ctx(t), &strandmqv1.DescribeTopicRequest{Topic: "nowhere"})
 	wantReason(t, err, "UNKNOWN_TOPIC")
 	code, body := get(t, b.URL()+"/metrics")
@@ -94,7 +98,14 @@ func TestMetrics(t *testing.T) {
 		`strandmq_group_dead_messages{group="g",topic="t"} 1`,
 		`strandmq_group_members{group="g",topic="t"} 1`,
 		`strandmq_group_handed_out_total{group="g",topic="t"} 3`,
+		`strandmq_group_failed_attempts_by_cause_total{cause="nacked",group="g",topic="t"} 2`,
+		`strandmq_group_failed_attempts_by_cause_total{cause="lapsed",group="g",topic="t"} 0`,
+		`strandmq_group_parked_messages{group="g",topic="t"} 0`,
+		`strandmq_group_lag_seconds{group="g",topic="t"} \d`,
+		`strandmq_messages_stale_total{group="g",topic="t"} 1`,
 		`strandmq_log_messages{topic="t"} 2`,
+		`strandmq_log_published_total{topic="t"} 2`,
+		`strandmq_log_duplicates_total{topic="t"} 1`,
 		`strandmq_log_size_bytes{topic="t"} [1-9]`,
 		`strandmq_fsync_duration_seconds_count [1-9]`,
 		`strandmq_publish_duration_seconds_count{topic="t"} 2`,
