@@ -63,8 +63,8 @@ and check by counting.
 
 Failures are mixed in with --nack, --lapse and --crash, and members that come and go
 with --leave; the checker expects what was promised all the same. With --work a
-member's handlers take their time, --workers of them at once. Everything else that fails is tried again, so the
-broker may be stopped, killed and started meanwhile.
+member's handlers take their time, --workers of them at once. Everything else that
+fails is tried again, so the broker may be stopped, killed and started meanwhile.
 
 The topic is new and is deleted at the end, unless --keep. With --topic it gets
 that name; if there is such a topic already, it is used from its end, and only the
