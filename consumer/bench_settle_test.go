@@ -95,5 +95,8 @@ func (n *node) onDisk() logstore.Config {
 	if n.disk != "" {
 		return logstore.Config{FS: vfs.Default, Dir: n.disk}
 	}
-	return logstore.Config{FS: n.fs, Dir: "store", MemTableBytes: 8 << 20, CacheBytes: 8 << 20, MinSyncInterval: -1}
+	return logstore.Config{
+		FS: n.fs, Dir: "store", MemTableBytes: 8 << 20, CacheBytes: 8 << 20, MinSyncInterval: -1,
+		StallAfter: time.Hour, StallStop: time.Hour, // a busy machine is no disk that hangs
+	}
 }

@@ -53,7 +53,7 @@ func (n *node) start() {
 		n.t.Fatal(err)
 	}
 	n.host, err = partition.Open(partition.Config{
-		Node: 1, Store: n.store,
+		Node: 1, Store: n.store, HangAfter: time.Hour, // as in onDisk
 		NewApp: func(id partition.PartitionID, rows partition.Rows) (partition.App, error) { return NewApp(id, rows) },
 	})
 	if err != nil {

@@ -45,6 +45,7 @@ func newClusterNode(t testing.TB, c ClusterConfig, change ...func(*Config)) *clu
 		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Logger: clusterLogger(), Version: "test", StopTime: 2 * time.Second, Cluster: &c,
 	}}
 	n.cfg.Store.MemTableBytes, n.cfg.Store.CacheBytes = 4<<20, 8<<20
+	n.cfg.patient()
 	for _, f := range change {
 		f(&n.cfg)
 	}

@@ -37,9 +37,15 @@ func start(t testing.TB, dir string, change ...func(*Config)) *Broker {
 	return startAlone(t, dir, change...)
 }
 
+// patient has a node not take a busy machine for a disk that hangs.
+func (c *Config) patient() {
+	c.Store.StallAfter, c.Store.StallStop, c.Host.HangAfter = time.Hour, time.Hour, time.Hour
+}
+
 func startAlone(t testing.TB, dir string, change ...func(*Config)) *Broker {
 	t.Helper()
 	cfg := Config{DataDir: dir, Listen: "127.0.0.1:0", Logger: slog.New(slog.DiscardHandler), Version: "test", StopTime: 2 * time.Second}
+	cfg.patient()
 	for _, f := range change {
 		f(&cfg)
 	}
