@@ -41,7 +41,7 @@ MEMORY    ?= .*
 SIZES     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members fuzz sim nemesis generate generate-check ts-deps ts-generate ts-pack lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members fuzz sim nemesis examples-deps generate generate-check ts-deps ts-generate ts-pack lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -122,6 +122,10 @@ sim: ## Whole brokers by a seed, with every fault: SEEDS=100 FROM=1, or SEED=42;
 nemesis: ## Three real brokers under cuts, kills, full disks, power cuts (root): FAULTS=16 KINDS=all SEED=42
 	$(GO) test -vet=off -count=1 -timeout 0 -v ./cmd/strandmq -run '^TestNemesis$$' -nemesis.faults $(FAULTS) -nemesis.kinds '$(KINDS)' \
 		$(if $(SEED),-nemesis.seed $(SEED)) $(NEMESIS)
+
+examples-deps: ## Install what the examples in node and python need, into their folders
+	cd examples/node && npm ci --no-audit --no-fund
+	cd examples/python && python3 -m venv venv && venv/bin/pip install -q -r requirements.txt
 
 generate: ## Generate Go code from proto/, and with node the JavaScript of the web test
 	cd proto && $(BUF) generate

@@ -51,6 +51,7 @@ type Broker struct {
 	retention *retention
 
 	streamNumber atomic.Uint64 // of the publish stream opened last
+	readTurn     atomic.Uint64 // of the partition that a Read looks into first
 
 	flight   *flight // bytes of requests
 	memory   *pool   // of streams

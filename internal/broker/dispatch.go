@@ -224,6 +224,17 @@ func (d *dispatch) FindByMessageID(ctx context.Context, id partition.PartitionID
 	return look(ctx, d, id, func(a asked) ([]partition.Offset, error) { return a.FindByMessageID(ctx, id, messageID) })
 }
 
+// Read implements partitionReader. Who reads comes again, so that one partition
+// without a leader does not hold up the others.
+func (d *dispatch) Read(ctx context.Context, id partition.PartitionID, from partition.Offset, most, maxBytes int) (stretch, error) {
+	out, err := askOnce(d, id, func(a asked) (stretch, error) { return a.Read(ctx, id, from, most, maxBytes) })
+	if err == nil || ctx.Err() != nil || !notTaken(err) && !errors.As(err, new(*partition.ErrOutcomeUnknown)) {
+		return out, err
+	}
+	d.learn(id, err)
+	return out, notLed(id)
+}
+
 // Life implements partitionReader.
 func (d *dispatch) Life(ctx context.Context, id partition.PartitionID, o partition.Offset) (life, error) {
 	return look(ctx, d, id, func(a asked) (life, error) { return a.Life(ctx, id, o) })

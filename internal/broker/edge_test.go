@@ -225,6 +225,7 @@ func again() map[string]func(*testing.T) {
 		"Consume": TestConsume, "ConsumeCredits": TestConsumeCredits, "ConsumeEnds": TestConsumeEnds, "ConsumeSettles": TestConsumeSettles,
 		"ConsumeOpens": TestConsumeOpens, "ConsumeAssignment": TestConsumeAssignment, "Subscribe": TestSubscribe,
 		"PlainPublish": TestPlainPublish, "PlainTopics": TestPlainTopics,
+		"PlainPollAndSettle": TestPlainPollAndSettle, "PlainRead": TestPlainRead, "PlainEvents": TestPlainEvents,
 	}
 }
 

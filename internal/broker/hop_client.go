@@ -121,6 +121,21 @@ func (r *remote) FindByMessageID(ctx context.Context, id partition.PartitionID, 
 	return offsetsFrom(res.GetOffsets()), r.looked(ctx, id, err)
 }
 
+// Read implements partitionReader.
+func (r *remote) Read(ctx context.Context, id partition.PartitionID, from partition.Offset, most, maxBytes int) (stretch, error) {
+	res, err := r.parts.Read(ctx, &nodev1.ReadRequest{Partition: uint64(id), From: uint64(from), Max: uint32(most), MaxBytes: uint64(maxBytes)})
+	if err != nil {
+		return stretch{}, r.looked(ctx, id, err)
+	}
+	out := stretch{messages: make([]partition.Message, len(res.GetMessages())), kept: positionFrom(res.GetPosition())}
+	for i, m := range res.GetMessages() {
+		if out.messages[i], err = messageFrom(m); err != nil {
+			return stretch{}, err
+		}
+	}
+	return out, nil
+}
+
 // Life implements partitionReader.
 func (r *remote) Life(ctx context.Context, id partition.PartitionID, o partition.Offset) (life, error) {
 	res, err := r.parts.Life(ctx, &nodev1.LifeRequest{Partition: uint64(id), Offset: uint64(o)})

@@ -166,6 +166,21 @@ func (s partitionServer) FindByMessageID(ctx context.Context, req *nodev1.FindBy
 	})
 }
 
+// Read implements nodev1connect.PartitionServiceHandler.
+func (s partitionServer) Read(ctx context.Context, req *nodev1.ReadRequest) (*nodev1.ReadResponse, error) {
+	return where(s.b, req.GetPartition(), func(l own, id partition.PartitionID) (*nodev1.ReadResponse, error) {
+		x, err := l.Read(ctx, id, partition.Offset(req.GetFrom()), int(req.GetMax()), int(min(req.GetMaxBytes(), maxHop/2)))
+		if err != nil {
+			return nil, err
+		}
+		res := &nodev1.ReadResponse{Messages: make([]*nodev1.Message, len(x.messages)), Position: positionTo(x.kept)}
+		for i, m := range x.messages {
+			res.Messages[i] = messageTo(m)
+		}
+		return res, nil
+	})
+}
+
 // Life implements nodev1connect.PartitionServiceHandler.
 func (s partitionServer) Life(ctx context.Context, req *nodev1.LifeRequest) (*nodev1.LifeResponse, error) {
 	return where(s.b, req.GetPartition(), func(l own, id partition.PartitionID) (*nodev1.LifeResponse, error) {

@@ -48,6 +48,9 @@ type partitionReader interface {
 	Position(ctx context.Context, id partition.PartitionID) (partition.Position, error)
 	OffsetAt(ctx context.Context, id partition.PartitionID, t partition.Millis) (partition.Offset, error)
 	FindByMessageID(ctx context.Context, id partition.PartitionID, messageID string) ([]partition.Offset, error)
+	// Read gives messages from an offset on, or from where what is kept begins. It
+	// does not look for a leader that is not known.
+	Read(ctx context.Context, id partition.PartitionID, from partition.Offset, most, maxBytes int) (stretch, error)
 	// Life reads one message's life back.
 	Life(ctx context.Context, id partition.PartitionID, o partition.Offset) (life, error)
 }
@@ -90,6 +93,12 @@ type groupState struct {
 	consumer.GroupState
 	held     hold
 	oldestAt partition.Millis // when the message at Oldest was published; 0: there is none, or it is not known
+}
+
+// stretch is messages of a partition that follow each other, and what it keeps.
+type stretch struct {
+	messages []partition.Message
+	kept     partition.Position
 }
 
 // life is one message with all that happened to it.
@@ -182,6 +191,19 @@ func (l own) OffsetAt(_ context.Context, id partition.PartitionID, t partition.M
 // FindByMessageID implements partitionReader.
 func (l own) FindByMessageID(ctx context.Context, id partition.PartitionID, messageID string) ([]partition.Offset, error) {
 	return l.b.host.FindByMessageID(ctx, id, messageID)
+}
+
+// Read implements partitionReader.
+func (l own) Read(_ context.Context, id partition.PartitionID, from partition.Offset, most, maxBytes int) (out stretch, err error) {
+	for { // what it keeps may become less meanwhile, and then there is less to read
+		if out.kept, err = l.b.host.Position(id); err != nil {
+			return stretch{}, err
+		}
+		out.messages, err = l.b.host.Read(id, max(from, out.kept.Start), most, maxBytes)
+		if !errors.As(err, new(*partition.ErrExpired)) {
+			return out, err
+		}
+	}
 }
 
 // Life implements partitionReader.

@@ -389,6 +389,3 @@ func TestPlainRetryAfter(t *testing.T) {
 		t.Fatalf("retry after %d ms", got.RetryAfterMs)
 	}
 }
-
-// described holds an answer against the page that describes them.
-func described(testing.TB, string, string, echo) {}

@@ -3,6 +3,8 @@ package broker
 import (
 	"sync"
 	"time"
+
+	"github.com/strandmq/strandmq/internal/httpapi"
 )
 
 // A pool is the memory that all streams of the node together may hold: batches that
@@ -43,6 +45,27 @@ const (
 	// is sent: as read from the log, as messages, and encoded, in a buffer that grew.
 	frameCopies = 4
 )
+
+// plainStream makes room for a stream of the plain HTTP API.
+func (b *Broker) plainStream() (httpapi.Memory, error) {
+	h, err := b.memory.open()
+	if err != nil {
+		return nil, wireError(b.explain(err))
+	}
+	return plainMemory{h}, nil
+}
+
+// plainMemory is a holding as the plain HTTP API asks for it.
+type plainMemory struct{ h *holding }
+
+// Take implements httpapi.Memory; what is taken together is mostly one message.
+func (m plainMemory) Take(n int64) (bool, <-chan struct{}) { return m.h.take(n, true) }
+
+// Give implements httpapi.Memory.
+func (m plainMemory) Give(n int64) { m.h.give(n) }
+
+// Close implements httpapi.Memory.
+func (m plainMemory) Close() { m.h.close() }
 
 // A holding is one stream's part of the pool.
 type holding struct {

@@ -25,6 +25,7 @@ import (
 func services() []string {
 	return []string{
 		strandmqv1connect.PublishServiceName, strandmqv1connect.ConsumeServiceName, strandmqv1connect.TopicServiceName,
+		strandmqv1connect.ReadServiceName,
 		strandmqv1connect.GroupServiceName, strandmqv1connect.DeadLetterServiceName, strandmqv1connect.TraceServiceName,
 		strandmqv1connect.NodeServiceName, strandmqv1connect.ClusterServiceName,
 	}
@@ -63,6 +64,9 @@ func (b *Broker) routes() http.Handler {
 	serve(data(func(opts ...connect.HandlerOption) (string, http.Handler) {
 		return strandmqv1connect.NewConsumeServiceHandler(consumeAPI{b}, opts...)
 	}))
+	serve(data(func(opts ...connect.HandlerOption) (string, http.Handler) {
+		return strandmqv1connect.NewReadServiceHandler(readAPI{b}, opts...)
+	}))
 	serve(strandmqv1connect.NewTopicServiceHandler(topicAPI{b}, admin...))
 	serve(strandmqv1connect.NewGroupServiceHandler(groupAPI{b}, admin...))
 	serve(strandmqv1connect.NewDeadLetterServiceHandler(deadAPI{b}, admin...))
@@ -76,7 +80,7 @@ func (b *Broker) routes() http.Handler {
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, other...))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, other...))
 
-	mux.Handle(httpapi.Prefix, httpapi.New(httpapi.Config{Calls: mux, Row: rowFor, Rejected: b.metrics.rejected, WriteTime: b.cfg.TransferTime}))
+	mux.Handle(httpapi.Prefix, httpapi.New(httpapi.Config{Calls: mux, Row: rowFor, Rejected: b.metrics.rejected, WriteTime: b.cfg.TransferTime, Stream: b.plainStream}))
 
 	mux.Handle("GET /metrics", b.metrics.handler(b.collect))
 	b.probes(mux)

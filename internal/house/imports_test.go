@@ -81,6 +81,10 @@ var table = []row{
 		why:    "the load test knows only what a client knows, or it would prove nothing",
 	},
 	{
+		pkg: "examples", may: []string{"client", "proto"},
+		why: "an example knows only what a user's program knows",
+	},
+	{
 		pkg: "cmd", may: []string{"client", "consumer", "coordinator", "internal", "loadtest", "partition", "proto", "router", "console"},
 		why: "commands are wiring; nothing imports them",
 	},

@@ -17,7 +17,7 @@ import (
 // pageLength is the least that a package's comment has to say, in characters:
 // a page for a noun of the domain, a paragraph for a small job.
 func pageLength(pkg string) int {
-	if pkg != "internal/broker" && pkg != "internal/sim" && (within(pkg, "internal") || within(pkg, "cmd")) {
+	if pkg != "internal/broker" && pkg != "internal/sim" && (within(pkg, "internal") || within(pkg, "cmd") || within(pkg, "examples")) {
 		return 300
 	}
 	return 700

@@ -103,7 +103,7 @@ func walk(ext string, fn func(name string, content []byte) error) error {
 		if d.IsDir() {
 			base := d.Name()
 			skip := rel != "." && (strings.HasPrefix(base, ".") || strings.HasPrefix(base, "_") ||
-				base == "testdata" || base == "node_modules" || rel == "bin" || rel == "strandmq-data")
+				base == "testdata" || base == "node_modules" || base == "venv" || rel == "bin" || rel == "strandmq-data")
 			if skip {
 				return fs.SkipDir
 			}

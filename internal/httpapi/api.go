@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	_ "embed" // the description
 	"fmt"
 	"mime"
 	"net/http"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/internal/plain"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 // Prefix is what the paths of this API begin with.
@@ -25,6 +27,18 @@ type Config struct {
 	// WriteTime is how long a caller may take over an answer, or a part of one
 	// that is a stream.
 	WriteTime time.Duration
+	// Stream makes room for one more stream, or refuses it.
+	Stream func() (Memory, error)
+}
+
+// Memory is what a stream may hold.
+type Memory interface {
+	// Take counts n bytes in, or tells when to ask again.
+	Take(n int64) (taken bool, freed <-chan struct{})
+	// Give gives n bytes back.
+	Give(n int64)
+	// Close gives all back.
+	Close()
 }
 
 type api struct {
@@ -38,11 +52,23 @@ type route struct {
 	serve        func(*api, http.ResponseWriter, *http.Request) error
 }
 
+const groupPath = "/v1/topics/{topic}/groups/{group}"
+
 // routes are all there are; openapi.json describes them, which a test holds.
 //
 //nolint:gochecknoglobals // a constant that Go cannot spell as one
 var routes = []route{
 	{http.MethodPost, "/v1/topics/{topic}/messages", (*api).publish},
+	{http.MethodGet, "/v1/topics/{topic}/messages", (*api).read},
+	{http.MethodGet, "/v1/topics/{topic}/messages/{partition}/{offset}", (*api).readOne},
+	{http.MethodPost, groupPath + "/poll", (*api).poll},
+	{http.MethodPost, groupPath + "/ack", settle(strandmqv1.SettleAction_SETTLE_ACTION_ACK, false, false)},
+	{http.MethodPost, groupPath + "/nack", settle(strandmqv1.SettleAction_SETTLE_ACTION_NACK, true, true)},
+	{http.MethodPost, groupPath + "/reject", settle(strandmqv1.SettleAction_SETTLE_ACTION_REJECT, false, true)},
+	{http.MethodPost, groupPath + "/extend", settle(strandmqv1.SettleAction_SETTLE_ACTION_EXTEND, true, false)},
+	{http.MethodPost, groupPath + "/release", settle(strandmqv1.SettleAction_SETTLE_ACTION_RELEASE, false, false)},
+	{http.MethodPost, groupPath + "/seek", (*api).seek},
+	{http.MethodGet, "/v1/openapi.json", (*api).description},
 	{http.MethodGet, "/v1/topics", (*api).listTopics},
 	{http.MethodGet, "/v1/topics/{topic}", (*api).describeTopic},
 	{http.MethodPut, "/v1/topics/{topic}", (*api).createTopic},
@@ -101,6 +127,20 @@ func ContentTypeAllowed(value string) bool {
 // WhyContentType is what a POST is told that may not have its content type.
 func WhyContentType(given string) string {
 	return fmt.Sprintf("the content type %s is one that any web page can send, so it is not taken here: with curl add -H 'Content-Type: application/octet-stream' for a value as it is, application/x-ndjson for lines of JSON, or application/json where the path takes JSON", plain.Quote(given))
+}
+
+// openapi describes the routes, for programs that make clients of it.
+//
+//go:embed openapi.json
+var openapi []byte
+
+func (a *api) description(w http.ResponseWriter, r *http.Request) error {
+	if err := noParameters(r); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_, _ = w.Write(openapi)
+	return nil
 }
 
 // plainBody refuses bodies that are encoded.

@@ -18,6 +18,9 @@ import (
 type calls struct {
 	publish strandmqv1connect.PublishServiceClient
 	topics  strandmqv1connect.TopicServiceClient
+	consume strandmqv1connect.ConsumeServiceClient
+	groups  strandmqv1connect.GroupServiceClient
+	read    strandmqv1connect.ReadServiceClient
 }
 
 func newCalls(serve http.Handler) calls {
@@ -26,6 +29,9 @@ func newCalls(serve http.Handler) calls {
 	return calls{
 		publish: strandmqv1connect.NewPublishServiceClient(c, "http://broker", opts...),
 		topics:  strandmqv1connect.NewTopicServiceClient(c, "http://broker", opts...),
+		consume: strandmqv1connect.NewConsumeServiceClient(c, "http://broker", opts...),
+		groups:  strandmqv1connect.NewGroupServiceClient(c, "http://broker", opts...),
+		read:    strandmqv1connect.NewReadServiceClient(c, "http://broker", opts...),
 	}
 }
 

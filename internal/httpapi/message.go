@@ -7,8 +7,9 @@ import (
 	"time"
 	"unicode/utf8"
 
-	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"google.golang.org/protobuf/types/known/timestamppb"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 // The ways a value is written in JSON.

@@ -93,3 +93,23 @@ func FuzzDecoded(f *testing.F) {
 		}
 	})
 }
+
+// A place is written as it is read.
+func FuzzPlaces(f *testing.F) {
+	for _, seed := range []string{"0:0", "0:17,1:4", ":", "0:", "1:9223372036854775807", "4294967296:1", "0:1,", "0x1:1"} {
+		f.Add(seed)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		list, err := parsePlaces("from", text)
+		if err != nil {
+			if problemOf(err).reason != "BAD_VALUE" {
+				t.Fatal(err)
+			}
+			return
+		}
+		again, err := parsePlaces("from", places(list))
+		if err != nil || len(again) != len(list) || places(again) != places(list) || !isPlaces(places(list)) {
+			t.Fatalf("%q is %v, and back %v: %v", text, list, again, err)
+		}
+	})
+}

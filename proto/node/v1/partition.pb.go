@@ -1926,6 +1926,134 @@ func (x *FindByMessageIDResponse) GetOffsets() []uint64 {
 	return nil
 }
 
+// ReadRequest says from where on.
+type ReadRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The partition.
+	Partition uint64 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
+	// The first message.
+	From uint64 `protobuf:"varint,2,opt,name=from,proto3" json:"from,omitempty"`
+	// The most messages.
+	Max uint32 `protobuf:"varint,3,opt,name=max,proto3" json:"max,omitempty"`
+	// The most bytes of them; the first always fits.
+	MaxBytes      uint64 `protobuf:"varint,4,opt,name=max_bytes,json=maxBytes,proto3" json:"max_bytes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadRequest) Reset() {
+	*x = ReadRequest{}
+	mi := &file_node_v1_partition_proto_msgTypes[27]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadRequest) ProtoMessage() {}
+
+func (x *ReadRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_partition_proto_msgTypes[27]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadRequest.ProtoReflect.Descriptor instead.
+func (*ReadRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{27}
+}
+
+func (x *ReadRequest) GetPartition() uint64 {
+	if x != nil {
+		return x.Partition
+	}
+	return 0
+}
+
+func (x *ReadRequest) GetFrom() uint64 {
+	if x != nil {
+		return x.From
+	}
+	return 0
+}
+
+func (x *ReadRequest) GetMax() uint32 {
+	if x != nil {
+		return x.Max
+	}
+	return 0
+}
+
+func (x *ReadRequest) GetMaxBytes() uint64 {
+	if x != nil {
+		return x.MaxBytes
+	}
+	return 0
+}
+
+// ReadResponse has them.
+type ReadResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The messages, by offset.
+	Messages []*Message `protobuf:"bytes,1,rep,name=messages,proto3" json:"messages,omitempty"`
+	// What the partition keeps.
+	Position      *Position `protobuf:"bytes,2,opt,name=position,proto3" json:"position,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ReadResponse) Reset() {
+	*x = ReadResponse{}
+	mi := &file_node_v1_partition_proto_msgTypes[28]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ReadResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ReadResponse) ProtoMessage() {}
+
+func (x *ReadResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_partition_proto_msgTypes[28]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ReadResponse.ProtoReflect.Descriptor instead.
+func (*ReadResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{28}
+}
+
+func (x *ReadResponse) GetMessages() []*Message {
+	if x != nil {
+		return x.Messages
+	}
+	return nil
+}
+
+func (x *ReadResponse) GetPosition() *Position {
+	if x != nil {
+		return x.Position
+	}
+	return nil
+}
+
 // LifeRequest asks for a message's life.
 type LifeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1939,7 +2067,7 @@ type LifeRequest struct {
 
 func (x *LifeRequest) Reset() {
 	*x = LifeRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[27]
+	mi := &file_node_v1_partition_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1951,7 +2079,7 @@ func (x *LifeRequest) String() string {
 func (*LifeRequest) ProtoMessage() {}
 
 func (x *LifeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[27]
+	mi := &file_node_v1_partition_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1964,7 +2092,7 @@ func (x *LifeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LifeRequest.ProtoReflect.Descriptor instead.
 func (*LifeRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{27}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *LifeRequest) GetPartition() uint64 {
@@ -2002,7 +2130,7 @@ type LifeResponse struct {
 
 func (x *LifeResponse) Reset() {
 	*x = LifeResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[28]
+	mi := &file_node_v1_partition_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2014,7 +2142,7 @@ func (x *LifeResponse) String() string {
 func (*LifeResponse) ProtoMessage() {}
 
 func (x *LifeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[28]
+	mi := &file_node_v1_partition_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2027,7 +2155,7 @@ func (x *LifeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LifeResponse.ProtoReflect.Descriptor instead.
 func (*LifeResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{28}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *LifeResponse) GetMessage() *Message {
@@ -2087,7 +2215,7 @@ type LogGroupRequest struct {
 
 func (x *LogGroupRequest) Reset() {
 	*x = LogGroupRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[29]
+	mi := &file_node_v1_partition_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2099,7 +2227,7 @@ func (x *LogGroupRequest) String() string {
 func (*LogGroupRequest) ProtoMessage() {}
 
 func (x *LogGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[29]
+	mi := &file_node_v1_partition_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2112,7 +2240,7 @@ func (x *LogGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogGroupRequest.ProtoReflect.Descriptor instead.
 func (*LogGroupRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{29}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *LogGroupRequest) GetPartition() uint64 {
@@ -2145,7 +2273,7 @@ type LogGroupResponse struct {
 
 func (x *LogGroupResponse) Reset() {
 	*x = LogGroupResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[30]
+	mi := &file_node_v1_partition_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2157,7 +2285,7 @@ func (x *LogGroupResponse) String() string {
 func (*LogGroupResponse) ProtoMessage() {}
 
 func (x *LogGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[30]
+	mi := &file_node_v1_partition_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2170,7 +2298,7 @@ func (x *LogGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LogGroupResponse.ProtoReflect.Descriptor instead.
 func (*LogGroupResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{30}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{32}
 }
 
 // DeleteGroupRequest names a group to forget.
@@ -2186,7 +2314,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[31]
+	mi := &file_node_v1_partition_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2198,7 +2326,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[31]
+	mi := &file_node_v1_partition_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2211,7 +2339,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{31}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *DeleteGroupRequest) GetPartition() uint64 {
@@ -2237,7 +2365,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[32]
+	mi := &file_node_v1_partition_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2249,7 +2377,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[32]
+	mi := &file_node_v1_partition_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2262,7 +2390,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{32}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{34}
 }
 
 // GroupsRequest asks for the groups of a partition.
@@ -2276,7 +2404,7 @@ type GroupsRequest struct {
 
 func (x *GroupsRequest) Reset() {
 	*x = GroupsRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[33]
+	mi := &file_node_v1_partition_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2288,7 +2416,7 @@ func (x *GroupsRequest) String() string {
 func (*GroupsRequest) ProtoMessage() {}
 
 func (x *GroupsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[33]
+	mi := &file_node_v1_partition_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2301,7 +2429,7 @@ func (x *GroupsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupsRequest.ProtoReflect.Descriptor instead.
 func (*GroupsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{33}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *GroupsRequest) GetPartition() uint64 {
@@ -2322,7 +2450,7 @@ type GroupsResponse struct {
 
 func (x *GroupsResponse) Reset() {
 	*x = GroupsResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[34]
+	mi := &file_node_v1_partition_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2334,7 +2462,7 @@ func (x *GroupsResponse) String() string {
 func (*GroupsResponse) ProtoMessage() {}
 
 func (x *GroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[34]
+	mi := &file_node_v1_partition_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2347,7 +2475,7 @@ func (x *GroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupsResponse.ProtoReflect.Descriptor instead.
 func (*GroupsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{34}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *GroupsResponse) GetGroups() []uint64 {
@@ -2372,7 +2500,7 @@ type ResetRequest struct {
 
 func (x *ResetRequest) Reset() {
 	*x = ResetRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[35]
+	mi := &file_node_v1_partition_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2384,7 +2512,7 @@ func (x *ResetRequest) String() string {
 func (*ResetRequest) ProtoMessage() {}
 
 func (x *ResetRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[35]
+	mi := &file_node_v1_partition_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2397,7 +2525,7 @@ func (x *ResetRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetRequest.ProtoReflect.Descriptor instead.
 func (*ResetRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{35}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ResetRequest) GetPartition() uint64 {
@@ -2432,7 +2560,7 @@ type ResetResponse struct {
 
 func (x *ResetResponse) Reset() {
 	*x = ResetResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[36]
+	mi := &file_node_v1_partition_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2444,7 +2572,7 @@ func (x *ResetResponse) String() string {
 func (*ResetResponse) ProtoMessage() {}
 
 func (x *ResetResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[36]
+	mi := &file_node_v1_partition_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2457,7 +2585,7 @@ func (x *ResetResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetResponse.ProtoReflect.Descriptor instead.
 func (*ResetResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{36}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ResetResponse) GetFrom() uint64 {
@@ -2480,7 +2608,7 @@ type StatsRequest struct {
 
 func (x *StatsRequest) Reset() {
 	*x = StatsRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[37]
+	mi := &file_node_v1_partition_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2492,7 +2620,7 @@ func (x *StatsRequest) String() string {
 func (*StatsRequest) ProtoMessage() {}
 
 func (x *StatsRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[37]
+	mi := &file_node_v1_partition_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2505,7 +2633,7 @@ func (x *StatsRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsRequest.ProtoReflect.Descriptor instead.
 func (*StatsRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{37}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *StatsRequest) GetPartition() uint64 {
@@ -2533,7 +2661,7 @@ type StatsResponse struct {
 
 func (x *StatsResponse) Reset() {
 	*x = StatsResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[38]
+	mi := &file_node_v1_partition_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2545,7 +2673,7 @@ func (x *StatsResponse) String() string {
 func (*StatsResponse) ProtoMessage() {}
 
 func (x *StatsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[38]
+	mi := &file_node_v1_partition_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2558,7 +2686,7 @@ func (x *StatsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StatsResponse.ProtoReflect.Descriptor instead.
 func (*StatsResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{38}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StatsResponse) GetState() *GroupState {
@@ -2587,7 +2715,7 @@ type EndSessionRequest struct {
 
 func (x *EndSessionRequest) Reset() {
 	*x = EndSessionRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[39]
+	mi := &file_node_v1_partition_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2599,7 +2727,7 @@ func (x *EndSessionRequest) String() string {
 func (*EndSessionRequest) ProtoMessage() {}
 
 func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[39]
+	mi := &file_node_v1_partition_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2612,7 +2740,7 @@ func (x *EndSessionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSessionRequest.ProtoReflect.Descriptor instead.
 func (*EndSessionRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{39}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *EndSessionRequest) GetPartition() uint64 {
@@ -2659,7 +2787,7 @@ type EndSessionResponse struct {
 
 func (x *EndSessionResponse) Reset() {
 	*x = EndSessionResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[40]
+	mi := &file_node_v1_partition_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2671,7 +2799,7 @@ func (x *EndSessionResponse) String() string {
 func (*EndSessionResponse) ProtoMessage() {}
 
 func (x *EndSessionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[40]
+	mi := &file_node_v1_partition_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2684,7 +2812,7 @@ func (x *EndSessionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EndSessionResponse.ProtoReflect.Descriptor instead.
 func (*EndSessionResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{40}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{42}
 }
 
 // DeadLettersRequest asks for dead letters.
@@ -2704,7 +2832,7 @@ type DeadLettersRequest struct {
 
 func (x *DeadLettersRequest) Reset() {
 	*x = DeadLettersRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[41]
+	mi := &file_node_v1_partition_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2716,7 +2844,7 @@ func (x *DeadLettersRequest) String() string {
 func (*DeadLettersRequest) ProtoMessage() {}
 
 func (x *DeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[41]
+	mi := &file_node_v1_partition_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2729,7 +2857,7 @@ func (x *DeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*DeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{41}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *DeadLettersRequest) GetPartition() uint64 {
@@ -2771,7 +2899,7 @@ type DeadLettersResponse struct {
 
 func (x *DeadLettersResponse) Reset() {
 	*x = DeadLettersResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[42]
+	mi := &file_node_v1_partition_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2783,7 +2911,7 @@ func (x *DeadLettersResponse) String() string {
 func (*DeadLettersResponse) ProtoMessage() {}
 
 func (x *DeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[42]
+	mi := &file_node_v1_partition_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2796,7 +2924,7 @@ func (x *DeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*DeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{42}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -2821,7 +2949,7 @@ type CopiesOfRequest struct {
 
 func (x *CopiesOfRequest) Reset() {
 	*x = CopiesOfRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[43]
+	mi := &file_node_v1_partition_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2833,7 +2961,7 @@ func (x *CopiesOfRequest) String() string {
 func (*CopiesOfRequest) ProtoMessage() {}
 
 func (x *CopiesOfRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[43]
+	mi := &file_node_v1_partition_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2846,7 +2974,7 @@ func (x *CopiesOfRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopiesOfRequest.ProtoReflect.Descriptor instead.
 func (*CopiesOfRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{43}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *CopiesOfRequest) GetPartition() uint64 {
@@ -2881,7 +3009,7 @@ type CopiesOfResponse struct {
 
 func (x *CopiesOfResponse) Reset() {
 	*x = CopiesOfResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[44]
+	mi := &file_node_v1_partition_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3021,7 @@ func (x *CopiesOfResponse) String() string {
 func (*CopiesOfResponse) ProtoMessage() {}
 
 func (x *CopiesOfResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[44]
+	mi := &file_node_v1_partition_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3034,7 @@ func (x *CopiesOfResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CopiesOfResponse.ProtoReflect.Descriptor instead.
 func (*CopiesOfResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{44}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *CopiesOfResponse) GetOffsets() []uint64 {
@@ -2931,7 +3059,7 @@ type ReplayRequest struct {
 
 func (x *ReplayRequest) Reset() {
 	*x = ReplayRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[45]
+	mi := &file_node_v1_partition_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2943,7 +3071,7 @@ func (x *ReplayRequest) String() string {
 func (*ReplayRequest) ProtoMessage() {}
 
 func (x *ReplayRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[45]
+	mi := &file_node_v1_partition_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2956,7 +3084,7 @@ func (x *ReplayRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayRequest.ProtoReflect.Descriptor instead.
 func (*ReplayRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{45}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ReplayRequest) GetPartition() uint64 {
@@ -2993,7 +3121,7 @@ type ReplayResponse struct {
 
 func (x *ReplayResponse) Reset() {
 	*x = ReplayResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[46]
+	mi := &file_node_v1_partition_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3005,7 +3133,7 @@ func (x *ReplayResponse) String() string {
 func (*ReplayResponse) ProtoMessage() {}
 
 func (x *ReplayResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[46]
+	mi := &file_node_v1_partition_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3018,7 +3146,7 @@ func (x *ReplayResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayResponse.ProtoReflect.Descriptor instead.
 func (*ReplayResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{46}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *ReplayResponse) GetReplayed() uint64 {
@@ -3050,7 +3178,7 @@ type DiscardRequest struct {
 
 func (x *DiscardRequest) Reset() {
 	*x = DiscardRequest{}
-	mi := &file_node_v1_partition_proto_msgTypes[47]
+	mi := &file_node_v1_partition_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3062,7 +3190,7 @@ func (x *DiscardRequest) String() string {
 func (*DiscardRequest) ProtoMessage() {}
 
 func (x *DiscardRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[47]
+	mi := &file_node_v1_partition_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3075,7 +3203,7 @@ func (x *DiscardRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardRequest.ProtoReflect.Descriptor instead.
 func (*DiscardRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{47}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *DiscardRequest) GetPartition() uint64 {
@@ -3110,7 +3238,7 @@ type DiscardResponse struct {
 
 func (x *DiscardResponse) Reset() {
 	*x = DiscardResponse{}
-	mi := &file_node_v1_partition_proto_msgTypes[48]
+	mi := &file_node_v1_partition_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3122,7 +3250,7 @@ func (x *DiscardResponse) String() string {
 func (*DiscardResponse) ProtoMessage() {}
 
 func (x *DiscardResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_partition_proto_msgTypes[48]
+	mi := &file_node_v1_partition_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3135,7 +3263,7 @@ func (x *DiscardResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardResponse.ProtoReflect.Descriptor instead.
 func (*DiscardResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_partition_proto_rawDescGZIP(), []int{48}
+	return file_node_v1_partition_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *DiscardResponse) GetDiscarded() uint64 {
@@ -3296,7 +3424,15 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\n" +
 	"message_id\x18\x02 \x01(\tR\tmessageId\"3\n" +
 	"\x17FindByMessageIDResponse\x12\x18\n" +
-	"\aoffsets\x18\x01 \x03(\x04R\aoffsets\"C\n" +
+	"\aoffsets\x18\x01 \x03(\x04R\aoffsets\"n\n" +
+	"\vReadRequest\x12\x1c\n" +
+	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12\x12\n" +
+	"\x04from\x18\x02 \x01(\x04R\x04from\x12\x10\n" +
+	"\x03max\x18\x03 \x01(\rR\x03max\x12\x1b\n" +
+	"\tmax_bytes\x18\x04 \x01(\x04R\bmaxBytes\"k\n" +
+	"\fReadResponse\x12,\n" +
+	"\bmessages\x18\x01 \x03(\v2\x10.node.v1.MessageR\bmessages\x12-\n" +
+	"\bposition\x18\x02 \x01(\v2\x11.node.v1.PositionR\bposition\"C\n" +
 	"\vLifeRequest\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12\x16\n" +
 	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x8d\x02\n" +
@@ -3364,7 +3500,8 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\x05group\x18\x02 \x01(\x04R\x05group\x12'\n" +
 	"\x05which\x18\x03 \x01(\v2\x11.node.v1.SelectorR\x05which\"/\n" +
 	"\x0fDiscardResponse\x12\x1c\n" +
-	"\tdiscarded\x18\x01 \x01(\x04R\tdiscarded2\xf2\t\n" +
+	"\tdiscarded\x18\x01 \x01(\x04R\tdiscarded2\xa9\n" +
+	"\n" +
 	"\x10PartitionService\x12B\n" +
 	"\aPublish\x12\x17.node.v1.PublishRequest\x1a\x18.node.v1.PublishResponse\"\x00(\x010\x01\x12?\n" +
 	"\x06Attach\x12\x16.node.v1.AttachRequest\x1a\x17.node.v1.AttachResponse\"\x00(\x010\x01\x12>\n" +
@@ -3374,6 +3511,7 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\x04Info\x12\x14.node.v1.InfoRequest\x1a\x15.node.v1.InfoResponse\"\x00\x12A\n" +
 	"\bOffsetAt\x12\x18.node.v1.OffsetAtRequest\x1a\x19.node.v1.OffsetAtResponse\"\x00\x12V\n" +
 	"\x0fFindByMessageID\x12\x1f.node.v1.FindByMessageIDRequest\x1a .node.v1.FindByMessageIDResponse\"\x00\x125\n" +
+	"\x04Read\x12\x14.node.v1.ReadRequest\x1a\x15.node.v1.ReadResponse\"\x00\x125\n" +
 	"\x04Life\x12\x14.node.v1.LifeRequest\x1a\x15.node.v1.LifeResponse\"\x00\x12A\n" +
 	"\bLogGroup\x12\x18.node.v1.LogGroupRequest\x1a\x19.node.v1.LogGroupResponse\"\x00\x12J\n" +
 	"\vDeleteGroup\x12\x1b.node.v1.DeleteGroupRequest\x1a\x1c.node.v1.DeleteGroupResponse\"\x00\x12;\n" +
@@ -3399,7 +3537,7 @@ func file_node_v1_partition_proto_rawDescGZIP() []byte {
 	return file_node_v1_partition_proto_rawDescData
 }
 
-var file_node_v1_partition_proto_msgTypes = make([]protoimpl.MessageInfo, 49)
+var file_node_v1_partition_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_node_v1_partition_proto_goTypes = []any{
 	(*PublishRequest)(nil),          // 0: node.v1.PublishRequest
 	(*PublishBatch)(nil),            // 1: node.v1.PublishBatch
@@ -3428,114 +3566,120 @@ var file_node_v1_partition_proto_goTypes = []any{
 	(*OffsetAtResponse)(nil),        // 24: node.v1.OffsetAtResponse
 	(*FindByMessageIDRequest)(nil),  // 25: node.v1.FindByMessageIDRequest
 	(*FindByMessageIDResponse)(nil), // 26: node.v1.FindByMessageIDResponse
-	(*LifeRequest)(nil),             // 27: node.v1.LifeRequest
-	(*LifeResponse)(nil),            // 28: node.v1.LifeResponse
-	(*LogGroupRequest)(nil),         // 29: node.v1.LogGroupRequest
-	(*LogGroupResponse)(nil),        // 30: node.v1.LogGroupResponse
-	(*DeleteGroupRequest)(nil),      // 31: node.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),     // 32: node.v1.DeleteGroupResponse
-	(*GroupsRequest)(nil),           // 33: node.v1.GroupsRequest
-	(*GroupsResponse)(nil),          // 34: node.v1.GroupsResponse
-	(*ResetRequest)(nil),            // 35: node.v1.ResetRequest
-	(*ResetResponse)(nil),           // 36: node.v1.ResetResponse
-	(*StatsRequest)(nil),            // 37: node.v1.StatsRequest
-	(*StatsResponse)(nil),           // 38: node.v1.StatsResponse
-	(*EndSessionRequest)(nil),       // 39: node.v1.EndSessionRequest
-	(*EndSessionResponse)(nil),      // 40: node.v1.EndSessionResponse
-	(*DeadLettersRequest)(nil),      // 41: node.v1.DeadLettersRequest
-	(*DeadLettersResponse)(nil),     // 42: node.v1.DeadLettersResponse
-	(*CopiesOfRequest)(nil),         // 43: node.v1.CopiesOfRequest
-	(*CopiesOfResponse)(nil),        // 44: node.v1.CopiesOfResponse
-	(*ReplayRequest)(nil),           // 45: node.v1.ReplayRequest
-	(*ReplayResponse)(nil),          // 46: node.v1.ReplayResponse
-	(*DiscardRequest)(nil),          // 47: node.v1.DiscardRequest
-	(*DiscardResponse)(nil),         // 48: node.v1.DiscardResponse
-	(*Failure)(nil),                 // 49: node.v1.Failure
-	(*Share)(nil),                   // 50: node.v1.Share
-	(*Position)(nil),                // 51: node.v1.Position
-	(*Message)(nil),                 // 52: node.v1.Message
-	(*LifeEvent)(nil),               // 53: node.v1.LifeEvent
-	(*LifeState)(nil),               // 54: node.v1.LifeState
-	(*Group)(nil),                   // 55: node.v1.Group
-	(*GroupState)(nil),              // 56: node.v1.GroupState
-	(*DeadLetter)(nil),              // 57: node.v1.DeadLetter
-	(*Selector)(nil),                // 58: node.v1.Selector
+	(*ReadRequest)(nil),             // 27: node.v1.ReadRequest
+	(*ReadResponse)(nil),            // 28: node.v1.ReadResponse
+	(*LifeRequest)(nil),             // 29: node.v1.LifeRequest
+	(*LifeResponse)(nil),            // 30: node.v1.LifeResponse
+	(*LogGroupRequest)(nil),         // 31: node.v1.LogGroupRequest
+	(*LogGroupResponse)(nil),        // 32: node.v1.LogGroupResponse
+	(*DeleteGroupRequest)(nil),      // 33: node.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),     // 34: node.v1.DeleteGroupResponse
+	(*GroupsRequest)(nil),           // 35: node.v1.GroupsRequest
+	(*GroupsResponse)(nil),          // 36: node.v1.GroupsResponse
+	(*ResetRequest)(nil),            // 37: node.v1.ResetRequest
+	(*ResetResponse)(nil),           // 38: node.v1.ResetResponse
+	(*StatsRequest)(nil),            // 39: node.v1.StatsRequest
+	(*StatsResponse)(nil),           // 40: node.v1.StatsResponse
+	(*EndSessionRequest)(nil),       // 41: node.v1.EndSessionRequest
+	(*EndSessionResponse)(nil),      // 42: node.v1.EndSessionResponse
+	(*DeadLettersRequest)(nil),      // 43: node.v1.DeadLettersRequest
+	(*DeadLettersResponse)(nil),     // 44: node.v1.DeadLettersResponse
+	(*CopiesOfRequest)(nil),         // 45: node.v1.CopiesOfRequest
+	(*CopiesOfResponse)(nil),        // 46: node.v1.CopiesOfResponse
+	(*ReplayRequest)(nil),           // 47: node.v1.ReplayRequest
+	(*ReplayResponse)(nil),          // 48: node.v1.ReplayResponse
+	(*DiscardRequest)(nil),          // 49: node.v1.DiscardRequest
+	(*DiscardResponse)(nil),         // 50: node.v1.DiscardResponse
+	(*Failure)(nil),                 // 51: node.v1.Failure
+	(*Share)(nil),                   // 52: node.v1.Share
+	(*Position)(nil),                // 53: node.v1.Position
+	(*Message)(nil),                 // 54: node.v1.Message
+	(*LifeEvent)(nil),               // 55: node.v1.LifeEvent
+	(*LifeState)(nil),               // 56: node.v1.LifeState
+	(*Group)(nil),                   // 57: node.v1.Group
+	(*GroupState)(nil),              // 58: node.v1.GroupState
+	(*DeadLetter)(nil),              // 59: node.v1.DeadLetter
+	(*Selector)(nil),                // 60: node.v1.Selector
 }
 var file_node_v1_partition_proto_depIdxs = []int32{
 	1,  // 0: node.v1.PublishRequest.batches:type_name -> node.v1.PublishBatch
 	3,  // 1: node.v1.PublishResponse.answers:type_name -> node.v1.PublishAnswer
-	49, // 2: node.v1.PublishAnswer.failure:type_name -> node.v1.Failure
+	51, // 2: node.v1.PublishAnswer.failure:type_name -> node.v1.Failure
 	4,  // 3: node.v1.PublishAnswer.results:type_name -> node.v1.Stored
-	49, // 4: node.v1.Stored.failure:type_name -> node.v1.Failure
+	51, // 4: node.v1.Stored.failure:type_name -> node.v1.Failure
 	6,  // 5: node.v1.AttachRequest.open:type_name -> node.v1.AttachOpen
-	50, // 6: node.v1.AttachRequest.shares:type_name -> node.v1.Share
+	52, // 6: node.v1.AttachRequest.shares:type_name -> node.v1.Share
 	7,  // 7: node.v1.AttachRequest.settle:type_name -> node.v1.SettleBatch
 	17, // 8: node.v1.SettleBatch.settlements:type_name -> node.v1.Settlement
 	11, // 9: node.v1.AttachResponse.handed:type_name -> node.v1.Handed
 	9,  // 10: node.v1.AttachResponse.ended:type_name -> node.v1.ShareEnded
 	10, // 11: node.v1.AttachResponse.settled:type_name -> node.v1.SettleAnswer
-	49, // 12: node.v1.ShareEnded.failure:type_name -> node.v1.Failure
+	51, // 12: node.v1.ShareEnded.failure:type_name -> node.v1.Failure
 	18, // 13: node.v1.SettleAnswer.results:type_name -> node.v1.SettleResult
 	12, // 14: node.v1.Handed.hand_outs:type_name -> node.v1.HandOut
-	50, // 15: node.v1.ReceiveRequest.shares:type_name -> node.v1.Share
+	52, // 15: node.v1.ReceiveRequest.shares:type_name -> node.v1.Share
 	11, // 16: node.v1.ReceiveResponse.handed:type_name -> node.v1.Handed
 	17, // 17: node.v1.SettleRequest.settlements:type_name -> node.v1.Settlement
 	18, // 18: node.v1.SettleResponse.results:type_name -> node.v1.SettleResult
-	49, // 19: node.v1.SettleResult.failure:type_name -> node.v1.Failure
-	50, // 20: node.v1.WhyIdleRequest.shares:type_name -> node.v1.Share
-	51, // 21: node.v1.InfoResponse.position:type_name -> node.v1.Position
-	52, // 22: node.v1.LifeResponse.message:type_name -> node.v1.Message
-	53, // 23: node.v1.LifeResponse.publishes:type_name -> node.v1.LifeEvent
-	53, // 24: node.v1.LifeResponse.events:type_name -> node.v1.LifeEvent
-	54, // 25: node.v1.LifeResponse.states:type_name -> node.v1.LifeState
-	55, // 26: node.v1.LogGroupRequest.group:type_name -> node.v1.Group
-	56, // 27: node.v1.StatsResponse.state:type_name -> node.v1.GroupState
-	57, // 28: node.v1.DeadLettersResponse.dead_letters:type_name -> node.v1.DeadLetter
-	58, // 29: node.v1.ReplayRequest.which:type_name -> node.v1.Selector
-	58, // 30: node.v1.DiscardRequest.which:type_name -> node.v1.Selector
-	0,  // 31: node.v1.PartitionService.Publish:input_type -> node.v1.PublishRequest
-	5,  // 32: node.v1.PartitionService.Attach:input_type -> node.v1.AttachRequest
-	13, // 33: node.v1.PartitionService.Receive:input_type -> node.v1.ReceiveRequest
-	15, // 34: node.v1.PartitionService.Settle:input_type -> node.v1.SettleRequest
-	19, // 35: node.v1.PartitionService.WhyIdle:input_type -> node.v1.WhyIdleRequest
-	21, // 36: node.v1.PartitionService.Info:input_type -> node.v1.InfoRequest
-	23, // 37: node.v1.PartitionService.OffsetAt:input_type -> node.v1.OffsetAtRequest
-	25, // 38: node.v1.PartitionService.FindByMessageID:input_type -> node.v1.FindByMessageIDRequest
-	27, // 39: node.v1.PartitionService.Life:input_type -> node.v1.LifeRequest
-	29, // 40: node.v1.PartitionService.LogGroup:input_type -> node.v1.LogGroupRequest
-	31, // 41: node.v1.PartitionService.DeleteGroup:input_type -> node.v1.DeleteGroupRequest
-	33, // 42: node.v1.PartitionService.Groups:input_type -> node.v1.GroupsRequest
-	35, // 43: node.v1.PartitionService.Reset:input_type -> node.v1.ResetRequest
-	37, // 44: node.v1.PartitionService.Stats:input_type -> node.v1.StatsRequest
-	39, // 45: node.v1.PartitionService.EndSession:input_type -> node.v1.EndSessionRequest
-	41, // 46: node.v1.PartitionService.DeadLetters:input_type -> node.v1.DeadLettersRequest
-	43, // 47: node.v1.PartitionService.CopiesOf:input_type -> node.v1.CopiesOfRequest
-	45, // 48: node.v1.PartitionService.Replay:input_type -> node.v1.ReplayRequest
-	47, // 49: node.v1.PartitionService.Discard:input_type -> node.v1.DiscardRequest
-	2,  // 50: node.v1.PartitionService.Publish:output_type -> node.v1.PublishResponse
-	8,  // 51: node.v1.PartitionService.Attach:output_type -> node.v1.AttachResponse
-	14, // 52: node.v1.PartitionService.Receive:output_type -> node.v1.ReceiveResponse
-	16, // 53: node.v1.PartitionService.Settle:output_type -> node.v1.SettleResponse
-	20, // 54: node.v1.PartitionService.WhyIdle:output_type -> node.v1.WhyIdleResponse
-	22, // 55: node.v1.PartitionService.Info:output_type -> node.v1.InfoResponse
-	24, // 56: node.v1.PartitionService.OffsetAt:output_type -> node.v1.OffsetAtResponse
-	26, // 57: node.v1.PartitionService.FindByMessageID:output_type -> node.v1.FindByMessageIDResponse
-	28, // 58: node.v1.PartitionService.Life:output_type -> node.v1.LifeResponse
-	30, // 59: node.v1.PartitionService.LogGroup:output_type -> node.v1.LogGroupResponse
-	32, // 60: node.v1.PartitionService.DeleteGroup:output_type -> node.v1.DeleteGroupResponse
-	34, // 61: node.v1.PartitionService.Groups:output_type -> node.v1.GroupsResponse
-	36, // 62: node.v1.PartitionService.Reset:output_type -> node.v1.ResetResponse
-	38, // 63: node.v1.PartitionService.Stats:output_type -> node.v1.StatsResponse
-	40, // 64: node.v1.PartitionService.EndSession:output_type -> node.v1.EndSessionResponse
-	42, // 65: node.v1.PartitionService.DeadLetters:output_type -> node.v1.DeadLettersResponse
-	44, // 66: node.v1.PartitionService.CopiesOf:output_type -> node.v1.CopiesOfResponse
-	46, // 67: node.v1.PartitionService.Replay:output_type -> node.v1.ReplayResponse
-	48, // 68: node.v1.PartitionService.Discard:output_type -> node.v1.DiscardResponse
-	50, // [50:69] is the sub-list for method output_type
-	31, // [31:50] is the sub-list for method input_type
-	31, // [31:31] is the sub-list for extension type_name
-	31, // [31:31] is the sub-list for extension extendee
-	0,  // [0:31] is the sub-list for field type_name
+	51, // 19: node.v1.SettleResult.failure:type_name -> node.v1.Failure
+	52, // 20: node.v1.WhyIdleRequest.shares:type_name -> node.v1.Share
+	53, // 21: node.v1.InfoResponse.position:type_name -> node.v1.Position
+	54, // 22: node.v1.ReadResponse.messages:type_name -> node.v1.Message
+	53, // 23: node.v1.ReadResponse.position:type_name -> node.v1.Position
+	54, // 24: node.v1.LifeResponse.message:type_name -> node.v1.Message
+	55, // 25: node.v1.LifeResponse.publishes:type_name -> node.v1.LifeEvent
+	55, // 26: node.v1.LifeResponse.events:type_name -> node.v1.LifeEvent
+	56, // 27: node.v1.LifeResponse.states:type_name -> node.v1.LifeState
+	57, // 28: node.v1.LogGroupRequest.group:type_name -> node.v1.Group
+	58, // 29: node.v1.StatsResponse.state:type_name -> node.v1.GroupState
+	59, // 30: node.v1.DeadLettersResponse.dead_letters:type_name -> node.v1.DeadLetter
+	60, // 31: node.v1.ReplayRequest.which:type_name -> node.v1.Selector
+	60, // 32: node.v1.DiscardRequest.which:type_name -> node.v1.Selector
+	0,  // 33: node.v1.PartitionService.Publish:input_type -> node.v1.PublishRequest
+	5,  // 34: node.v1.PartitionService.Attach:input_type -> node.v1.AttachRequest
+	13, // 35: node.v1.PartitionService.Receive:input_type -> node.v1.ReceiveRequest
+	15, // 36: node.v1.PartitionService.Settle:input_type -> node.v1.SettleRequest
+	19, // 37: node.v1.PartitionService.WhyIdle:input_type -> node.v1.WhyIdleRequest
+	21, // 38: node.v1.PartitionService.Info:input_type -> node.v1.InfoRequest
+	23, // 39: node.v1.PartitionService.OffsetAt:input_type -> node.v1.OffsetAtRequest
+	25, // 40: node.v1.PartitionService.FindByMessageID:input_type -> node.v1.FindByMessageIDRequest
+	27, // 41: node.v1.PartitionService.Read:input_type -> node.v1.ReadRequest
+	29, // 42: node.v1.PartitionService.Life:input_type -> node.v1.LifeRequest
+	31, // 43: node.v1.PartitionService.LogGroup:input_type -> node.v1.LogGroupRequest
+	33, // 44: node.v1.PartitionService.DeleteGroup:input_type -> node.v1.DeleteGroupRequest
+	35, // 45: node.v1.PartitionService.Groups:input_type -> node.v1.GroupsRequest
+	37, // 46: node.v1.PartitionService.Reset:input_type -> node.v1.ResetRequest
+	39, // 47: node.v1.PartitionService.Stats:input_type -> node.v1.StatsRequest
+	41, // 48: node.v1.PartitionService.EndSession:input_type -> node.v1.EndSessionRequest
+	43, // 49: node.v1.PartitionService.DeadLetters:input_type -> node.v1.DeadLettersRequest
+	45, // 50: node.v1.PartitionService.CopiesOf:input_type -> node.v1.CopiesOfRequest
+	47, // 51: node.v1.PartitionService.Replay:input_type -> node.v1.ReplayRequest
+	49, // 52: node.v1.PartitionService.Discard:input_type -> node.v1.DiscardRequest
+	2,  // 53: node.v1.PartitionService.Publish:output_type -> node.v1.PublishResponse
+	8,  // 54: node.v1.PartitionService.Attach:output_type -> node.v1.AttachResponse
+	14, // 55: node.v1.PartitionService.Receive:output_type -> node.v1.ReceiveResponse
+	16, // 56: node.v1.PartitionService.Settle:output_type -> node.v1.SettleResponse
+	20, // 57: node.v1.PartitionService.WhyIdle:output_type -> node.v1.WhyIdleResponse
+	22, // 58: node.v1.PartitionService.Info:output_type -> node.v1.InfoResponse
+	24, // 59: node.v1.PartitionService.OffsetAt:output_type -> node.v1.OffsetAtResponse
+	26, // 60: node.v1.PartitionService.FindByMessageID:output_type -> node.v1.FindByMessageIDResponse
+	28, // 61: node.v1.PartitionService.Read:output_type -> node.v1.ReadResponse
+	30, // 62: node.v1.PartitionService.Life:output_type -> node.v1.LifeResponse
+	32, // 63: node.v1.PartitionService.LogGroup:output_type -> node.v1.LogGroupResponse
+	34, // 64: node.v1.PartitionService.DeleteGroup:output_type -> node.v1.DeleteGroupResponse
+	36, // 65: node.v1.PartitionService.Groups:output_type -> node.v1.GroupsResponse
+	38, // 66: node.v1.PartitionService.Reset:output_type -> node.v1.ResetResponse
+	40, // 67: node.v1.PartitionService.Stats:output_type -> node.v1.StatsResponse
+	42, // 68: node.v1.PartitionService.EndSession:output_type -> node.v1.EndSessionResponse
+	44, // 69: node.v1.PartitionService.DeadLetters:output_type -> node.v1.DeadLettersResponse
+	46, // 70: node.v1.PartitionService.CopiesOf:output_type -> node.v1.CopiesOfResponse
+	48, // 71: node.v1.PartitionService.Replay:output_type -> node.v1.ReplayResponse
+	50, // 72: node.v1.PartitionService.Discard:output_type -> node.v1.DiscardResponse
+	53, // [53:73] is the sub-list for method output_type
+	33, // [33:53] is the sub-list for method input_type
+	33, // [33:33] is the sub-list for extension type_name
+	33, // [33:33] is the sub-list for extension extendee
+	0,  // [0:33] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_partition_proto_init() }
@@ -3550,7 +3694,7 @@ func file_node_v1_partition_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_partition_proto_rawDesc), len(file_node_v1_partition_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   49,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

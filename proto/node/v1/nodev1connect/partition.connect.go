@@ -57,6 +57,8 @@ const (
 	// PartitionServiceFindByMessageIDProcedure is the fully-qualified name of the PartitionService's
 	// FindByMessageID RPC.
 	PartitionServiceFindByMessageIDProcedure = "/node.v1.PartitionService/FindByMessageID"
+	// PartitionServiceReadProcedure is the fully-qualified name of the PartitionService's Read RPC.
+	PartitionServiceReadProcedure = "/node.v1.PartitionService/Read"
 	// PartitionServiceLifeProcedure is the fully-qualified name of the PartitionService's Life RPC.
 	PartitionServiceLifeProcedure = "/node.v1.PartitionService/Life"
 	// PartitionServiceLogGroupProcedure is the fully-qualified name of the PartitionService's LogGroup
@@ -106,6 +108,8 @@ type PartitionServiceClient interface {
 	OffsetAt(context.Context, *v1.OffsetAtRequest) (*v1.OffsetAtResponse, error)
 	// FindByMessageID finds messages by their id.
 	FindByMessageID(context.Context, *v1.FindByMessageIDRequest) (*v1.FindByMessageIDResponse, error)
+	// Read gives messages as they are stored.
+	Read(context.Context, *v1.ReadRequest) (*v1.ReadResponse, error)
 	// Life reads one message's life back.
 	Life(context.Context, *v1.LifeRequest) (*v1.LifeResponse, error)
 	// LogGroup has the partition log a group as it is.
@@ -189,6 +193,12 @@ func NewPartitionServiceClient(httpClient connect.HTTPClient, baseURL string, op
 			connect.WithSchema(partitionServiceMethods.ByName("FindByMessageID")),
 			connect.WithClientOptions(opts...),
 		),
+		read: connect.NewClient[v1.ReadRequest, v1.ReadResponse](
+			httpClient,
+			baseURL+PartitionServiceReadProcedure,
+			connect.WithSchema(partitionServiceMethods.ByName("Read")),
+			connect.WithClientOptions(opts...),
+		),
 		life: connect.NewClient[v1.LifeRequest, v1.LifeResponse](
 			httpClient,
 			baseURL+PartitionServiceLifeProcedure,
@@ -268,6 +278,7 @@ type partitionServiceClient struct {
 	info            *connect.Client[v1.InfoRequest, v1.InfoResponse]
 	offsetAt        *connect.Client[v1.OffsetAtRequest, v1.OffsetAtResponse]
 	findByMessageID *connect.Client[v1.FindByMessageIDRequest, v1.FindByMessageIDResponse]
+	read            *connect.Client[v1.ReadRequest, v1.ReadResponse]
 	life            *connect.Client[v1.LifeRequest, v1.LifeResponse]
 	logGroup        *connect.Client[v1.LogGroupRequest, v1.LogGroupResponse]
 	deleteGroup     *connect.Client[v1.DeleteGroupRequest, v1.DeleteGroupResponse]
@@ -339,6 +350,15 @@ func (c *partitionServiceClient) OffsetAt(ctx context.Context, req *v1.OffsetAtR
 // FindByMessageID calls node.v1.PartitionService.FindByMessageID.
 func (c *partitionServiceClient) FindByMessageID(ctx context.Context, req *v1.FindByMessageIDRequest) (*v1.FindByMessageIDResponse, error) {
 	response, err := c.findByMessageID.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Read calls node.v1.PartitionService.Read.
+func (c *partitionServiceClient) Read(ctx context.Context, req *v1.ReadRequest) (*v1.ReadResponse, error) {
+	response, err := c.read.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -463,6 +483,8 @@ type PartitionServiceHandler interface {
 	OffsetAt(context.Context, *v1.OffsetAtRequest) (*v1.OffsetAtResponse, error)
 	// FindByMessageID finds messages by their id.
 	FindByMessageID(context.Context, *v1.FindByMessageIDRequest) (*v1.FindByMessageIDResponse, error)
+	// Read gives messages as they are stored.
+	Read(context.Context, *v1.ReadRequest) (*v1.ReadResponse, error)
 	// Life reads one message's life back.
 	Life(context.Context, *v1.LifeRequest) (*v1.LifeResponse, error)
 	// LogGroup has the partition log a group as it is.
@@ -540,6 +562,12 @@ func NewPartitionServiceHandler(svc PartitionServiceHandler, opts ...connect.Han
 		PartitionServiceFindByMessageIDProcedure,
 		svc.FindByMessageID,
 		connect.WithSchema(partitionServiceMethods.ByName("FindByMessageID")),
+		connect.WithHandlerOptions(opts...),
+	)
+	partitionServiceReadHandler := connect.NewUnaryHandlerSimple(
+		PartitionServiceReadProcedure,
+		svc.Read,
+		connect.WithSchema(partitionServiceMethods.ByName("Read")),
 		connect.WithHandlerOptions(opts...),
 	)
 	partitionServiceLifeHandler := connect.NewUnaryHandlerSimple(
@@ -626,6 +654,8 @@ func NewPartitionServiceHandler(svc PartitionServiceHandler, opts ...connect.Han
 			partitionServiceOffsetAtHandler.ServeHTTP(w, r)
 		case PartitionServiceFindByMessageIDProcedure:
 			partitionServiceFindByMessageIDHandler.ServeHTTP(w, r)
+		case PartitionServiceReadProcedure:
+			partitionServiceReadHandler.ServeHTTP(w, r)
 		case PartitionServiceLifeProcedure:
 			partitionServiceLifeHandler.ServeHTTP(w, r)
 		case PartitionServiceLogGroupProcedure:
@@ -687,6 +717,10 @@ func (UnimplementedPartitionServiceHandler) OffsetAt(context.Context, *v1.Offset
 
 func (UnimplementedPartitionServiceHandler) FindByMessageID(context.Context, *v1.FindByMessageIDRequest) (*v1.FindByMessageIDResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.PartitionService.FindByMessageID is not implemented"))
+}
+
+func (UnimplementedPartitionServiceHandler) Read(context.Context, *v1.ReadRequest) (*v1.ReadResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.PartitionService.Read is not implemented"))
 }
 
 func (UnimplementedPartitionServiceHandler) Life(context.Context, *v1.LifeRequest) (*v1.LifeResponse, error) {
