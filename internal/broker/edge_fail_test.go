@@ -3,6 +3,9 @@ package broker
 import (
 	"errors"
 	"fmt"
+	"maps"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -10,9 +13,12 @@ import (
 	"time"
 
 	"connectrpc.com/connect"
+	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
+	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
+	"github.com/strandmq/strandmq/proto/node/v1/nodev1connect"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -153,6 +159,60 @@ func TestEdgeWithoutOwner(t *testing.T) {
 	if r := a.store(t, "t", msg("k", "two")); r[0].GetOffset() != 1 {
 		t.Fatalf("%v: what was refused is stored", r)
 	}
+}
+
+// What a leader handed out and could not tell is in the answer all the same, beside what
+// others gave: the next request would not get it.
+func TestReceiveAfterALostAnswer(t *testing.T) {
+	c := startCluster(t, func(p partition.PartitionID) partition.NodeID { return 1 + partition.NodeID(p%2) })
+	a := newAPI(t, c.edge.URL())
+	a.topic(t, "t", 4)
+	a.group(t, "t", "g", patient())
+	const n = 40
+	a.fill(t, "t", n, n)
+	var lost atomic.Int64
+	real := c.owner.nodeHandler()
+	c.part(ownerNode)
+	c.serve(ownerNode, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != nodev1connect.PartitionServiceReceiveProcedure || lost.Load() > 0 {
+			real.ServeHTTP(w, r)
+			return
+		}
+		rec := httptest.NewRecorder()
+		real.ServeHTTP(rec, r)
+		var res nodev1.ReceiveResponse
+		if err := proto.Unmarshal(rec.Body.Bytes(), &res); err == nil && len(res.GetHanded()) > 0 && lost.CompareAndSwap(0, int64(len(res.GetHanded()))) {
+			panic(http.ErrAbortHandler) // it is done, and nobody hears of it
+		}
+		maps.Copy(w.Header(), rec.Header())
+		w.WriteHeader(rec.Code)
+		_, _ = w.Write(rec.Body.Bytes())
+	}))
+	res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", MaxMessages: n, WaitMs: 60_000, RequestId: "r1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lost.Load() == 0 || len(res.GetDeliveries()) != n {
+		t.Fatalf("%d of %d came; %d were handed out in an answer that was lost", len(res.GetDeliveries()), n, lost.Load())
+	}
+	for _, d := range res.GetDeliveries() {
+		if d.GetAttempt() != 1 {
+			t.Errorf("attempt %d", d.GetAttempt())
+		}
+	}
+	// Asked again while that leader is away, the answer is whole once it is back.
+	c.part(ownerNode)
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		time.Sleep(100 * time.Millisecond) // so that the call most likely finds it away
+		c.rejoin(ownerNode)
+	}()
+	again, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "m", MaxMessages: n, WaitMs: 60_000, RequestId: "r1"})
+	if err != nil || len(again.GetDeliveries()) != n {
+		t.Errorf("%v, %d of %d came again", err, len(again.GetDeliveries()), n)
+	}
+	<-back
 }
 
 // A member's stream at the edge outlives the connection to the owner: what was

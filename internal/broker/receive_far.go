@@ -64,6 +64,7 @@ func (d *dispatch) held(ctx context.Context, req consumer.ReceiveRequest) (held 
 	var calls sync.WaitGroup
 	inFlight, limit, heard := 0, 0, false
 	var failed, final error
+	var unsure []consumer.Share
 	for _, n := range d.inOrder(by) {
 		calls.Go(func() {
 			ds, has, most, err := d.heldAt(ctx, n, req, by[n])
@@ -77,6 +78,7 @@ func (d *dispatch) held(ctx context.Context, req consumer.ReceiveRequest) (held 
 				final = err
 			default:
 				failed = err
+				unsure = append(unsure, by[n]...)
 				for _, s := range by[n] {
 					d.learn(s.Partition, err)
 				}
@@ -91,6 +93,13 @@ func (d *dispatch) held(ctx context.Context, req consumer.ReceiveRequest) (held 
 		return nil, 0, final
 	case !heard && failed != nil:
 		return nil, 0, refused(req.Shares[0].Partition, failed)
+	}
+	if len(held) > 0 && req.RequestID != "" { // it is asked again
+		lost, err := d.regain(ctx, req, unsure)
+		if err != nil {
+			return nil, 0, err
+		}
+		held = append(held, lost...)
 	}
 	sortDeliveries(held)
 	if limit == 0 {
@@ -148,6 +157,7 @@ func (d *dispatch) fresh(ctx context.Context, req consumer.ReceiveRequest, held 
 		bytes -= recordBytes(held[i].Message.Record)
 	}
 	var idle []string
+	var unsure []consumer.Share // something may have been handed out there
 	for i := range nodes {
 		n := nodes[(first+i)%len(nodes)]
 		if credit <= 0 || bytes <= 0 && len(got) > 0 || n == 0 {
@@ -172,22 +182,66 @@ func (d *dispatch) fresh(ctx context.Context, req consumer.ReceiveRequest, held 
 			for _, s := range by[n] {
 				d.learn(s.Partition, err)
 			}
-			continue // the others go on; what was handed out there is found again
+			if !notTaken(err) && req.RequestID != "" {
+				unsure = append(unsure, by[n]...)
+			}
+			continue // the others go on
 		}
 		if why != "" && !slices.Contains(idle, why) {
 			idle = append(idle, why)
 		}
-		for _, x := range ds {
-			if slices.ContainsFunc(got, func(y consumer.Delivery) bool { return y.Partition == x.Partition && y.Fence == x.Fence }) {
-				continue
-			}
-			got = append(got, x)
+		before := len(got)
+		got = others(got, ds)
+		for _, x := range got[before:] {
 			credit--
 			bytes -= recordBytes(x.Message.Record)
 		}
 	}
+	lost, err := d.regain(ctx, req, unsure)
+	if err != nil {
+		return nil, "", err
+	}
+	got = others(got, lost)
 	sortDeliveries(got)
 	return got, strings.Join(idle[:min(len(idle), 3)], "; "), nil
+}
+
+// others adds what is not there yet.
+func others(got, more []consumer.Delivery) []consumer.Delivery {
+	for _, x := range more {
+		if !slices.ContainsFunc(got, func(y consumer.Delivery) bool { return y.Partition == x.Partition && y.Fence == x.Fence }) {
+			got = append(got, x)
+		}
+	}
+	return got
+}
+
+// regain asks for what was handed out to a request of which a leader's answer was lost,
+// where the partitions are led by then. It belongs to this request: the session's next
+// one gets others, and it would wait for its deadline and cost an attempt. What has no
+// leader for longer than patience lasts does so.
+func (d *dispatch) regain(ctx context.Context, req consumer.ReceiveRequest, shares []consumer.Share) (got []consumer.Delivery, err error) {
+	for p := newPatience(ctx); len(shares) > 0; {
+		var rest []consumer.Share
+		for n, some := range d.byLeader(shares) {
+			ds, _, _, err := d.heldAt(ctx, n, req, some)
+			switch {
+			case err == nil:
+				got = append(got, ds...)
+			case errors.As(err, new(*consumer.ErrUnknownGroup)) || errors.As(err, new(*consumer.ErrSessionEnded)):
+				return nil, err
+			default:
+				for _, s := range some {
+					d.learn(s.Partition, err)
+				}
+				rest = append(rest, some...)
+			}
+		}
+		if shares = rest; len(shares) > 0 && !p.wait(ctx) {
+			break
+		}
+	}
+	return got, ctx.Err()
 }
 
 func (d *dispatch) freshAt(ctx context.Context, n partition.NodeID, req consumer.ReceiveRequest) ([]consumer.Delivery, string, error) {
