@@ -286,6 +286,7 @@ func (in *inFlight) late() {
 	x.desk.done(x, ack, "")
 	in.counts["g1"].HandedOut++
 	in.counts["g1"].Acked++
+	in.counts["g1"].HandledMs = y.counts("g1").GetHandledMs()
 	in.counts["g2"] = y.counts("g2") // it has one more, too
 }
 
@@ -331,6 +332,7 @@ func (in *inFlight) whileStill(still, other *clients) {
 	})
 	in.counts["g1"].HandedOut++
 	in.counts["g1"].Retried++
+	in.counts["g1"].Lapsed++
 }
 
 // collect takes what was answered to whileStill, if it was called.

@@ -242,9 +242,14 @@ func (y *scene) group(group string) *strandmqv1.DescribeGroupResponse {
 	return res
 }
 
+// counts are a group's, without those that each node counts by itself while it leads.
 func (y *scene) counts(group string) *strandmqv1.GroupCounts {
 	y.t.Helper()
-	return y.group(group).GetCounts()
+	c := y.group(group).GetCounts()
+	if c != nil {
+		c.Stale, c.Late, c.LateMs = 0, 0, 0
+	}
+	return c
 }
 
 // standing is where a message stands in a group.

@@ -32,8 +32,8 @@ func TestLoadReport(t *testing.T) {
 publish              12,345    1,235       0.50 ms  9.99 ms  99.9 ms  1,000 ms  12,345 ms
 end to end, group 1  12,000    -           -        -        -        -         -
 
-GROUP  ACKED   NACKED  LAPSED  CRASHES  AGAIN  DEAD
-1      11,998  0       0       0        0      0
+GROUP  ACKED   NACKED  LAPSED  CRASHES  LEFT  AGAIN  DEAD  LONGEST GAP
+1      11,998  0       0       0        0     0      0     -
 
 GROUP  LOST  DUPLICATED  OUT OF ORDER  OVERLAPPING  OTHER  VERDICT
 1      2     0           1             0            2      broken
