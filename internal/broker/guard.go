@@ -11,6 +11,7 @@ import (
 	"mime"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"runtime/debug"
 	"strconv"
@@ -35,7 +36,8 @@ import (
 //   - the cross-origin check stops other sites' requests that change something;
 //   - the content types are such that a browser asks first (and is told no),
 //     which leaves forms and beacons out;
-//   - no GET changes anything.
+//   - no GET changes anything, and one of the plain API, which could hold a wait or
+//     a stream open, is not for other sites' pages.
 //
 // Origins that the configuration names are let through to publish and consume
 // (see guests).
@@ -112,7 +114,12 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.refuse(w, r, http.StatusForbidden, g.guests.refusal(r))
 		return
 	}
-	switch plainly := strings.HasPrefix(r.URL.Path, httpapi.Prefix); {
+	plainly := strings.HasPrefix(r.URL.Path, httpapi.Prefix)
+	if plainly && fetchedFromElsewhere(r) {
+		g.refuse(w, r, http.StatusForbidden, g.guests.refusal(r))
+		return
+	}
+	switch {
 	case r.Method == http.MethodGet || r.Method == http.MethodHead:
 		// Changes nothing: no method of the API takes GET, and no GET of the plain one
 		// does more than look.
@@ -121,8 +128,9 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			g.refuse(w, r, http.StatusUnsupportedMediaType, refuse("BAD_CONTENT_TYPE", "Content-Type", "%s", httpapi.WhyContentType(given)))
 			return
 		}
-	case plainly && (r.Method == http.MethodPut || r.Method == http.MethodDelete):
-		// A browser asks first, whatever the content type.
+	case plainly:
+		// PUT and DELETE: a browser asks first, whatever the content type. Others the API
+		// refuses, which knows what a path takes.
 	case r.Method == http.MethodPost:
 		if !contentTypeAllowed(r.Header.Get("Content-Type")) {
 			h.Set("Accept-Post", acceptPost)
@@ -165,6 +173,27 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		w = &answer{ResponseWriter: w, rc: rc, time: g.bodyTime, to: sent}
 	}
 	g.next.ServeHTTP(w, r)
+}
+
+// fetchedFromElsewhere tells whether a page of another origin makes a GET: the
+// cross-origin check passes all of them. A link that someone follows is none.
+func fetchedFromElsewhere(r *http.Request) bool {
+	if r.Method != http.MethodGet && r.Method != http.MethodHead {
+		return false // seen to by the cross-origin check; OPTIONS does nothing
+	}
+	switch r.Header.Get("Sec-Fetch-Site") {
+	case "":
+	case "same-origin", "none":
+		return false
+	default:
+		return r.Header.Get("Sec-Fetch-Mode") != "navigate" || r.Header.Get("Sec-Fetch-Dest") != "document"
+	}
+	origin := r.Header.Get("Origin")
+	if origin == "" {
+		return false
+	}
+	u, err := url.Parse(origin)
+	return err != nil || u.Host != r.Host
 }
 
 // recover turns a panic into an answer without detail. The one panic that

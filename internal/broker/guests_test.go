@@ -179,6 +179,17 @@ func TestGuests(t *testing.T) {
 			}
 			shut(t, res)
 		}
+		for _, origin := range []string{"https://evil.example", guestOrigin} {
+			for _, accept := range []string{"", "text/event-stream"} {
+				res := browse(t, "GET", b.URL()+"/v1/topics/t/messages", "", map[string]string{
+					"Origin": origin, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty", "Accept": accept,
+				})
+				if all, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 403 || !strings.Contains(string(all), "CROSS_ORIGIN") {
+					t.Errorf("a GET of %s: %v %s %s", origin, err, res.Status, all)
+				}
+				shut(t, res)
+			}
+		}
 		for _, path := range []string{"/", "/metrics", "/readyz", publishPath} {
 			shut(t, browse(t, "GET", b.URL()+path, "", map[string]string{"Origin": "https://evil.example"}))
 		}

@@ -259,7 +259,13 @@ func TestPlainPublishRefuses(t *testing.T) {
 	p.do("POST", "/v1/topics/a%2Fb/messages", octets, "x").refused(400, "BAD_NAME")
 	p.do("POST", "/v1/nothing", octets, "x").refused(404, "UNKNOWN_METHOD")
 	p.do("DELETE", messages, "", "").refused(405, "BAD_METHOD")
-	p.do("PATCH", messages, asJSON, "{}").refused(405, "BAD_METHOD")
+	for _, path := range []string{messages, "/v1/topics/t"} {
+		other := p.do("PATCH", path, asJSON, "{}")
+		allow := map[string]string{messages: "GET, POST", "/v1/topics/t": "DELETE, GET, PUT"}[path]
+		if told := other.refused(405, "BAD_METHOD"); other.header.Get("Allow") != allow || !strings.Contains(told.Detail, "use "+strings.ReplaceAll(allow, ", ", " or ")) {
+			t.Errorf("PATCH %s: allow %q, want %q (%s)", path, other.header.Get("Allow"), allow, told.Detail)
+		}
+	}
 	if end := a.end(t, "t"); end != 0 {
 		t.Fatalf("%d messages were stored", end)
 	}
@@ -295,6 +301,25 @@ func TestPlainKeepsPagesOut(t *testing.T) {
 	}
 	for _, kind := range []string{"", "text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"} {
 		p.do("POST", messages, kind, "x").refused(415, "BAD_CONTENT_TYPE")
+	}
+	// Nor does it hold waits and streams open with GETs, whose answers it could not read.
+	for _, accept := range []string{"", "text/event-stream"} {
+		for _, from := range [][]string{
+			{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "no-cors", "Sec-Fetch-Dest", "image"}, {"Sec-Fetch-Site", "same-site", "Sec-Fetch-Mode", "cors"},
+			{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "iframe"}, {"Sec-Fetch-Site", "cross-site"},
+			{"Origin", "https://elsewhere.example"}, {"Origin", "null"}, {"Origin", strings.Replace(b.URL(), "127.0.0.1", "localhost", 1)},
+		} {
+			p.do("GET", messages+"?limit=1", "", "", append(from, "Accept", accept)...).refused(403, "CROSS_ORIGIN")
+		}
+	}
+	if head := browse(t, "HEAD", b.URL()+messages, "", map[string]string{"Origin": "https://elsewhere.example"}); head.StatusCode != 403 {
+		t.Fatalf("HEAD: %s", head.Status)
+	}
+	for _, own := range [][]string{
+		{"Sec-Fetch-Site", "same-origin", "Sec-Fetch-Mode", "cors", "Origin", b.URL()}, {"Origin", b.URL()}, {"Sec-Fetch-Site", "none", "Sec-Fetch-Mode", "navigate"},
+		{"Sec-Fetch-Site", "cross-site", "Sec-Fetch-Mode", "navigate", "Sec-Fetch-Dest", "document"}, // a link that was followed
+	} {
+		p.do("GET", messages, "", "", own...).ok(200, nil)
 	}
 	p.do("POST", messages, octets, "x", "Host", "rebound.example").refused(403, "HOST_NOT_ALLOWED")
 	p.do("GET", "/v1/topics", "", "", "Host", "rebound.example").refused(403, "HOST_NOT_ALLOWED")
