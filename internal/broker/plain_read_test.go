@@ -279,6 +279,9 @@ func TestPlainRead(t *testing.T) {
 		h.Get("Strandmq-Header-h") != "%C3%BC" || h.Get("Content-Type") != octets || h.Get("Content-Disposition") != "attachment" || h.Get("Strandmq-Published") == "" {
 		t.Fatalf("one alone: %d %v %q", one.status, h, one.body)
 	}
+	// What the headers say, said again, is the same message.
+	p.do("POST", messages, octets, string(one.body), "Strandmq-Key", one.header.Get("Strandmq-Key"), "Idempotency-Key", one.header.Get("Strandmq-Id"),
+		"Strandmq-Header-h", one.header.Get("Strandmq-Header-h")).ok(200, nil)
 	if groups := a.groupsOf(t, "t"); len(groups) != 0 {
 		t.Fatalf("reading made groups: %v", groups)
 	}

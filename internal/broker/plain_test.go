@@ -249,6 +249,13 @@ func TestPlainPublishRefuses(t *testing.T) {
 		{"?key=k", ndlines, `{"value":"1"}`, nil, 400, "BAD_REQUEST", "key"},
 		{"?in_order=yes", ndlines, `{"value":"1"}`, nil, 400, "BAD_REQUEST", "in_order"},
 		{"", ndlines, `{"value":"1"}`, []string{"Idempotency-Key", "i"}, 400, "BAD_REQUEST", "Idempotency-Key"},
+		{"", ndlines, `{"value":"1"}`, []string{"Strandmq-Key", "k"}, 400, "BAD_REQUEST", "Strandmq-Key"},
+		{"", ndlines, `{"value":"1"}`, []string{"Strandmq-Header-Trace", "7"}, 400, "BAD_REQUEST", "Strandmq-Header-Trace"},
+		{"", ndlines, `{"value":"1"}`, []string{"Strandmq-Id", "i"}, 400, "BAD_REQUEST", "Strandmq-Id"},
+		{"", octets, "x", []string{"Strandmq-Id", "i"}, 400, "BAD_REQUEST", "Strandmq-Id"},
+		{"", octets, "x", []string{"strandmq-headers-trace", "7"}, 400, "BAD_REQUEST", "Strandmq-Headers-Trace"},
+		{"", octets, "x", []string{"Idempotency-Key", "50%"}, 400, "BAD_HEADER", "Idempotency-Key"},
+		{"", octets, "x", []string{"Idempotency-Key", "%ff"}, 400, "BAD_ID", "Idempotency-Key"},
 	} {
 		got := p.do("POST", messages+c.query, c.contentType, c.body, c.headers...).refused(c.status, c.reason)
 		if got.Field != c.field {

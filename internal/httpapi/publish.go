@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/strandmq/strandmq/internal/ndjson"
 	"github.com/strandmq/strandmq/internal/plain"
@@ -70,8 +71,12 @@ func (a *api) publishOne(w http.ResponseWriter, r *http.Request) error {
 	return nil
 }
 
-// headerPrefix is what request headers begin with that become headers of the message.
-const headerPrefix = "Strandmq-Header-"
+const (
+	keyHeader = "Strandmq-Key"
+	// headerPrefix is what request headers begin with that become headers of the message.
+	headerPrefix = "Strandmq-Header-"
+	idHeader     = "Idempotency-Key"
+)
 
 // metadata reads the key, the id and the headers of a message from the query and the
 // request's headers. Header values are percent-encoded where they are not plain.
@@ -86,11 +91,11 @@ func metadata(r *http.Request) (*strandmqv1.Message, error) {
 	if err := f.done(); err != nil {
 		return nil, err
 	}
-	if in := r.Header.Values("Strandmq-Key"); len(in) > 0 {
+	if in := r.Header.Values(keyHeader); len(in) > 0 {
 		if has || len(in) > 1 {
-			return nil, refuse("BAD_KEY", "Strandmq-Key", "there are two keys: give one, as the parameter key or as the header Strandmq-Key")
+			return nil, refuse("BAD_KEY", keyHeader, "there are two keys: give one, as the parameter key or as the header Strandmq-Key")
 		}
-		if key, err = decoded("Strandmq-Key", in[0]); err != nil {
+		if key, err = decoded(keyHeader, in[0]); err != nil {
 			return nil, err
 		}
 		has = true
@@ -98,19 +103,24 @@ func metadata(r *http.Request) (*strandmqv1.Message, error) {
 	if has {
 		m.KeyKind = &strandmqv1.Message_KeyBytes{KeyBytes: []byte(key)}
 	}
-	if in := r.Header.Values("Idempotency-Key"); len(in) > 0 {
+	if in := r.Header.Values(idHeader); len(in) > 0 {
 		// The header is a string in quotes by its standard, and often is not.
 		given := strings.TrimSpace(in[0])
 		if n := len(given); n >= 2 && given[0] == '"' && given[n-1] == '"' {
 			given = given[1 : n-1]
 		}
 		if named || len(in) > 1 {
-			return nil, refuse("BAD_ID", "Idempotency-Key", "there are two ids: give one, as the parameter id or as the header Idempotency-Key")
+			return nil, refuse("BAD_ID", idHeader, "there are two ids: give one, as the parameter id or as the header Idempotency-Key")
 		}
 		if given == "" {
-			return nil, refuse("BAD_ID", "Idempotency-Key", "the header Idempotency-Key is empty: give an id, or leave it out")
+			return nil, refuse("BAD_ID", idHeader, "the header Idempotency-Key is empty: give an id, or leave it out")
 		}
-		id = given
+		if id, err = decoded(idHeader, given); err != nil {
+			return nil, err
+		}
+		if !utf8.ValidString(id) {
+			return nil, refuse("BAD_ID", idHeader, "the id in Idempotency-Key is not in UTF-8")
+		}
 	}
 	m.Id = id
 	for _, h := range q["header"] {
@@ -120,14 +130,13 @@ func metadata(r *http.Request) (*strandmqv1.Message, error) {
 		}
 		m.Headers = append(m.Headers, &strandmqv1.Header{Name: name, ValueKind: &strandmqv1.Header_Value{Value: strings.TrimPrefix(value, " ")}})
 	}
-	var names []string
-	for name := range r.Header {
-		if strings.HasPrefix(name, headerPrefix) {
-			names = append(names, name)
+	for _, name := range ours(r) {
+		if name == keyHeader {
+			continue
 		}
-	}
-	slices.Sort(names) // the order in which they came is not known
-	for _, name := range names {
+		if !strings.HasPrefix(name, headerPrefix) {
+			return nil, refuse("BAD_REQUEST", name, "the header %s says nothing about a message: there are Strandmq-Key, Strandmq-Header- with a name, and Idempotency-Key", name)
+		}
 		for _, v := range r.Header[name] {
 			v, err := decoded(name, v)
 			if err != nil {
@@ -139,6 +148,18 @@ func metadata(r *http.Request) (*strandmqv1.Message, error) {
 		}
 	}
 	return m, nil
+}
+
+// ours are the names of the request's headers that are this API's own, in order: how
+// they came is not known.
+func ours(r *http.Request) (names []string) {
+	for name := range r.Header {
+		if strings.HasPrefix(name, "Strandmq-") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
 }
 
 func decoded(name, value string) (string, error) {
@@ -163,8 +184,12 @@ func (a *api) publishLines(w http.ResponseWriter, r *http.Request) error {
 	if err := f.done(); err != nil {
 		return err
 	}
-	if r.Header.Get("Idempotency-Key") != "" {
-		return refuse("BAD_REQUEST", "Idempotency-Key", "the header Idempotency-Key is for a body with one message: give each line an id of its own")
+	beside := ours(r)
+	if len(r.Header.Values(idHeader)) > 0 {
+		beside = append(beside, idHeader)
+	}
+	if len(beside) > 0 {
+		return refuse("BAD_REQUEST", beside[0], "the header %s is for a body with one message: give each line a key, an id and headers of its own", beside[0])
 	}
 	req := &strandmqv1.PublishRequest{Topic: r.PathValue("topic"), InOrder: inOrder}
 	numbers, err := messages(r.Body, req)
