@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -31,7 +32,7 @@ func (s *scope) check() error {
 // known refuses a topic or group that was named and does not exist.
 func (s *scope) known(f *doctor.Facts) error {
 	switch {
-	case s.group != "" && len(f.Groups) == 0 && len(f.Unreached) == 0:
+	case s.group != "" && len(f.Groups) == 0 && !slices.ContainsFunc(f.Unreached, func(u doctor.Unreached) bool { return u.What == theGroups }):
 		return fmt.Errorf("topic %s has no group %s: 'strandmq group list' shows those that there are", s.topic, s.group)
 	case s.topic != "" && len(f.Topics) == 0 && len(f.Groups) == 0 && len(f.Unreached) > 0:
 		return errors.New(f.Unreached[len(f.Unreached)-1].Why)

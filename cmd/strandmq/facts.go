@@ -27,17 +27,19 @@ type inquiry struct {
 	apart  time.Duration // between two looks at what counts; 0: one look
 	whole  bool          // also why, not just how much
 
-	mu     sync.Mutex
-	nodes  map[uint64]*clients     // guarded by mu: by node
-	facts  doctor.Facts            // guarded by mu while calls run beside each other
-	before map[[2]string]*counted  // by topic and group, of the first look
-	disks  map[uint64]*doctor.Disk // of the first look
-	slow   map[uint64][2]uint64    // slow writes and stalls of the first look
+	// nodes and before change only while no calls run beside each other.
+	nodes  map[uint64]*clients
+	before map[[2]string]doctor.Counts // by topic and group, of the first look
+
+	mu    sync.Mutex           // held for the rest by calls beside each other
+	facts doctor.Facts         // but its nodes, topics and groups: each call fills one of its own
+	slow  map[uint64][2]uint64 // slow writes and stalls of the first look, by node
 }
 
 func nodeWord(n uint64) string { return fmt.Sprintf("n%d", n) }
 
-type counted struct{ counts doctor.Counts }
+// theGroups is the list of groups, as what did not answer.
+const theGroups = "the groups"
 
 const (
 	// answerTime is how long one call may take. A node that is well answers in
@@ -81,14 +83,18 @@ func (q *inquiry) unreached(what string, err error) {
 func (a *app) inquire(ctx context.Context, topic, group string, apart time.Duration, whole bool) (*doctor.Facts, error) {
 	q := &inquiry{
 		server: a.server, asked: a.dial(), ctx: ctx, topic: topic, group: group, apart: apart, whole: whole,
-		nodes: map[uint64]*clients{}, before: map[[2]string]*counted{}, slow: map[uint64][2]uint64{},
+		nodes: map[uint64]*clients{}, before: map[[2]string]doctor.Counts{}, slow: map[uint64][2]uint64{},
 	}
 	own, err := one(q, q.asked.node.NodeInfo, &strandmqv1.NodeInfoRequest{})
 	if err != nil {
 		return nil, err
 	}
-	// Ages go by the broker's clock, on which messages are stamped.
-	ahead := time.Until(own.GetNow().AsTime())
+	// Ages go by the broker's clock, on which messages are stamped; by ours when it
+	// does not tell, as an older one.
+	var ahead time.Duration
+	if now := own.GetNow(); now != nil {
+		ahead = time.Until(now.AsTime())
+	}
 	if own.GetNode() == 0 {
 		return nil, errors.New("the broker is still reading its log: ask again when it has started")
 	}
@@ -101,6 +107,7 @@ func (a *app) inquire(ctx context.Context, topic, group string, apart time.Durat
 			return nil, ctx.Err()
 		}
 		q.facts.Apart = apart
+		q.facts.Unreached = nil // who answers by now was asked
 	}
 	q.look(false)
 	if whole {
@@ -108,7 +115,6 @@ func (a *app) inquire(ctx context.Context, topic, group string, apart time.Durat
 	}
 	q.facts.Now = time.Now().Add(ahead).UnixMilli()
 	slices.SortFunc(q.facts.Unreached, func(a, b doctor.Unreached) int { return cmp.Compare(a.What, b.What) })
-	q.facts.Unreached = slices.Compact(q.facts.Unreached)
 	return &q.facts, ctx.Err()
 }
 
@@ -262,7 +268,7 @@ func (q *inquiry) topics() {
 func (q *inquiry) groups(first bool) {
 	res, err := one(q, q.asked.groups.ListGroups, &strandmqv1.ListGroupsRequest{Topic: q.topic})
 	if err != nil {
-		q.unreached("the groups", err)
+		q.unreached(theGroups, err)
 		return
 	}
 	for _, s := range res.GetGroups() {
@@ -273,7 +279,7 @@ func (q *inquiry) groups(first bool) {
 		key := [2]string{g.GetTopic(), g.GetName()}
 		if first {
 			if s.GetCounts() != nil {
-				q.before[key] = &counted{countsOf(s.GetCounts())}
+				q.before[key] = countsOf(s.GetCounts())
 			}
 			continue
 		}
@@ -284,8 +290,8 @@ func (q *inquiry) groups(first bool) {
 			Counted: s.GetCounts() != nil, Now: countsOf(s.GetCounts()), Oldest: unixMillis(s.GetOldestPublished()),
 		}
 		// A partition that stopped, or was made anew, would look like work undone.
-		if was := q.before[key]; was != nil && was.counts.HandedOut <= one.Now.HandedOut {
-			one.Before, one.Compared = was.counts, true
+		if was, ok := q.before[key]; ok && was.HandedOut <= one.Now.HandedOut {
+			one.Before, one.Compared = was, true
 		}
 		if !one.Counted {
 			q.unreached("the counts of group "+one.Name+" of topic "+one.Topic, errors.New("a partition of the topic does not answer"))

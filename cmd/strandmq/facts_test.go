@@ -1,0 +1,118 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
+)
+
+// asked is a node that answers as a test tells it: it has a topic t with a group g, and
+// does not say what time it is.
+type asked struct {
+	strandmqv1connect.UnimplementedNodeServiceHandler
+	strandmqv1connect.UnimplementedClusterServiceHandler
+	strandmqv1connect.UnimplementedTopicServiceHandler
+	strandmqv1connect.UnimplementedGroupServiceHandler
+
+	silent bool                // about the cluster's nodes
+	oldest time.Time           // of what the group has before it
+	looks  atomic.Int32        // at the groups
+	groups func(n int32) error // of look n, from 1; nil: it answers
+}
+
+func (a *asked) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
+	return &strandmqv1.NodeInfoResponse{Node: 1}, nil
+}
+
+func (a *asked) DescribeCluster(context.Context, *strandmqv1.DescribeClusterRequest) (*strandmqv1.DescribeClusterResponse, error) {
+	if a.silent {
+		return nil, errors.New("not now")
+	}
+	return &strandmqv1.DescribeClusterResponse{Nodes: []*strandmqv1.ClusterNode{{Node: 1}}}, nil
+}
+
+func (a *asked) DescribeTopic(context.Context, *strandmqv1.DescribeTopicRequest) (*strandmqv1.DescribeTopicResponse, error) {
+	return &strandmqv1.DescribeTopicResponse{Topic: &strandmqv1.Topic{Name: "t"}}, nil
+}
+
+func (a *asked) ListGroups(context.Context, *strandmqv1.ListGroupsRequest) (*strandmqv1.ListGroupsResponse, error) {
+	if n := a.looks.Add(1); a.groups != nil {
+		if err := a.groups(n); err != nil {
+			return nil, err
+		}
+	}
+	g := &strandmqv1.GroupSummary{Group: &strandmqv1.Group{Topic: "t", Name: "g"}, Counts: &strandmqv1.GroupCounts{}}
+	if !a.oldest.IsZero() {
+		g.Counts.Lag, g.OldestPublished = 1, timestamppb.New(a.oldest)
+	}
+	return &strandmqv1.ListGroupsResponse{Groups: []*strandmqv1.GroupSummary{g}}, nil
+}
+
+func (a *asked) DescribeGroup(context.Context, *strandmqv1.DescribeGroupRequest) (*strandmqv1.DescribeGroupResponse, error) {
+	return &strandmqv1.DescribeGroupResponse{}, nil
+}
+
+// run runs a command against it, about topic t.
+func (a *asked) run(t *testing.T, args ...string) (printed string, code int) {
+	t.Helper()
+	mux := http.NewServeMux()
+	mux.Handle(strandmqv1connect.NewNodeServiceHandler(a))
+	mux.Handle(strandmqv1connect.NewClusterServiceHandler(a))
+	mux.Handle(strandmqv1connect.NewTopicServiceHandler(a))
+	mux.Handle(strandmqv1connect.NewGroupServiceHandler(a))
+	s := httptest.NewServer(mux)
+	defer s.Close()
+	var out bytes.Buffer
+	code = run(&app{in: strings.NewReader(""), out: &out, err: &out}, append(args, "--server", s.URL, "--topic", "t"))
+	return out.String(), code
+}
+
+// What did not answer at the first look and does at the second was asked.
+func TestDoctorForgetsTheFirstLook(t *testing.T) {
+	t.Parallel()
+	a := &asked{groups: func(n int32) error {
+		if n == 1 {
+			return errors.New("not now")
+		}
+		return nil
+	}}
+	printed, code := a.run(t, "doctor", "--watch", "1ms")
+	if code != exitDone || strings.Contains(printed, "not asked") || a.looks.Load() != 2 {
+		t.Errorf("exit code %d after %d looks:\n%s", code, a.looks.Load(), printed)
+	}
+}
+
+// A broker that does not tell its time has messages as old as by our clock.
+func TestCheckWithoutTheBrokersTime(t *testing.T) {
+	t.Parallel()
+	a := &asked{oldest: time.Now().Add(-time.Hour)}
+	if printed, code := a.run(t, "check"); code != 2 {
+		t.Errorf("exit code %d with a message of an hour ago:\n%s", code, printed)
+	}
+}
+
+// A group that is not there is refused although not all could be asked, unless that is
+// the list of groups.
+func TestDoctorRefusesUnknownGroup(t *testing.T) {
+	t.Parallel()
+	const refusal = "topic t has no group h"
+	a := &asked{silent: true}
+	if printed, code := a.run(t, "doctor", "--watch", "0", "--group", "h"); code != exitFailed || !strings.Contains(printed, refusal) {
+		t.Errorf("exit code %d:\n%s", code, printed)
+	}
+	a.groups = func(int32) error { return errors.New("not now") }
+	if printed, _ := a.run(t, "doctor", "--watch", "0", "--group", "h"); strings.Contains(printed, refusal) || !strings.Contains(printed, "not asked: "+theGroups) {
+		t.Errorf("without the list of groups:\n%s", printed)
+	}
+}
