@@ -4,7 +4,6 @@ package main
 
 import (
 	"net"
-	"os/exec"
 	"strconv"
 	"testing"
 )
@@ -31,18 +30,4 @@ func heldPorts(t testing.TB, _ ...int) (base int) {
 		t.Fatal(err)
 	}
 	return base
-}
-
-// startTied starts a process; here nothing ends it with this one. ended is closed when
-// it is gone.
-func startTied(cmd *exec.Cmd, within func(func() error) error) (ended <-chan struct{}, err error) {
-	gone := make(chan struct{})
-	if err := within(cmd.Start); err != nil {
-		return gone, err
-	}
-	go func() {
-		_ = cmd.Wait() // the state says it
-		close(gone)
-	}()
-	return gone, nil
 }
