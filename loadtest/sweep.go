@@ -42,9 +42,12 @@ const MaxSpots = 200
 // Spots lists the combinations, in the order in which they are run: what costs most
 // to set up changes least.
 func (s Sweep) Spots() ([]Spot, error) {
-	for what, n := range map[string]int{"nodes": len(s.Nodes), "partitions": len(s.Partitions), "members": len(s.Members)} {
-		if n == 0 {
-			return nil, fmt.Errorf("%s: at least one number is wanted", what)
+	for _, list := range []struct {
+		what string
+		n    int
+	}{{"nodes", len(s.Nodes)}, {"partitions", len(s.Partitions)}, {"members", len(s.Members)}} {
+		if list.n == 0 {
+			return nil, fmt.Errorf("%s: at least one number is wanted", list.what)
 		}
 	}
 	if n := len(s.Nodes) * len(s.Partitions) * len(s.Members); n > MaxSpots {

@@ -1,6 +1,7 @@
 package loadtest
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -51,6 +52,11 @@ func TestSweepNames(t *testing.T) {
 }
 
 func TestSweepRefuses(t *testing.T) {
+	for range 50 { // of several faults always the first is named
+		if _, err := (Sweep{}).Spots(); err == nil || !strings.HasPrefix(err.Error(), "nodes: ") {
+			t.Fatal(err)
+		}
+	}
 	for _, s := range []Sweep{{}, {Nodes: make([]int, 10), Partitions: make([]uint32, 10), Members: make([]int, 3)}} {
 		if _, err := s.Spots(); err == nil {
 			t.Errorf("%+v is run", s)
