@@ -41,7 +41,7 @@ MEMORY    ?= .*
 SIZES     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members fuzz sim nemesis examples-deps generate generate-check ts-deps ts-generate ts-pack lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members fuzz sim nemesis examples-deps generate generate-check ts-deps ts-browser ts-generate ts-pack lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -160,15 +160,17 @@ generate-check: ## Fail when proto/ is badly formatted or the committed code is 
 		echo 'SKIPPED: whether $(TS) is what proto/ generates, comments included, needs its packages (make ts-deps); TestJavaScriptIsCurrent compares the rest.'; \
 	fi
 
-ts-deps: ## The npm packages of the TypeScript client, and Chromium for its tests (Debian, root)
+ts-deps: ## The npm packages of the TypeScript client, into its folder
 	cd $(TS) && npm ci --no-audit --no-fund
+
+ts-browser: ## Install Chromium for the TypeScript client's tests (Debian, root)
 	@command -v chromium >/dev/null || { apt-get update -qq && apt-get install -y -qq chromium; }
 
 ts-generate: ## Generate the TypeScript client's protocol code (needs make ts-deps)
 	cd proto && $(BUF) generate --template ../$(TS)/buf.gen.yaml --output ../$(TS)
 
 ts-pack: ## Build the TypeScript client into a package that can be published (needs make ts-deps)
-	cd $(TS) && npm run build && cp ../../LICENSE . && npm pack --ignore-scripts
+	cd $(TS) && npm run prepack && npm pack --ignore-scripts
 
 lint: ## golangci-lint by .golangci.yml
 	$(LINT) run ./...

@@ -17,8 +17,8 @@ import (
 )
 
 // TestTypeScriptClient runs the TypeScript client against a broker's process: in
-// Node over gRPC, and in a real browser over Connect and gRPC-Web, in pages of the
-// broker's own origin, of one that it allows and of one that it does not.
+// Node over gRPC, Connect and gRPC-Web, and in a real browser over Connect and gRPC-Web,
+// in pages of the broker's own origin, of one that it allows and of one that it does not.
 func TestTypeScriptClient(t *testing.T) {
 	if testing.Short() {
 		t.Skip("skipped with -short: it starts a browser; the run without -short has it")
@@ -82,7 +82,7 @@ func TestTypeScriptClient(t *testing.T) {
 	t.Run("browser", func(t *testing.T) {
 		chromium, err := exec.LookPath("chromium")
 		if err != nil {
-			t.Skipf("skipped: chromium is not installed; %s", install)
+			t.Skip("skipped: chromium is not installed; make ts-browser installs it on Debian, as root")
 		}
 		for _, kind := range []string{"connect", "grpc-web"} {
 			topic(t, "own-"+kind, "listed-"+kind, "other-"+kind)
