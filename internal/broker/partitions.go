@@ -194,14 +194,27 @@ func (l own) FindByMessageID(ctx context.Context, id partition.PartitionID, mess
 }
 
 // Read implements partitionReader.
-func (l own) Read(_ context.Context, id partition.PartitionID, from partition.Offset, most, maxBytes int) (out stretch, err error) {
+func (l own) Read(ctx context.Context, id partition.PartitionID, from partition.Offset, most, maxBytes int) (stretch, error) {
+	return readKept(ctx, l.b.host, id, from, most, maxBytes)
+}
+
+// logReader is what readKept asks of a host.
+type logReader interface {
+	Position(id partition.PartitionID) (partition.Position, error)
+	Read(id partition.PartitionID, from partition.Offset, most, maxBytes int) ([]partition.Message, error)
+}
+
+func readKept(ctx context.Context, h logReader, id partition.PartitionID, from partition.Offset, most, maxBytes int) (out stretch, err error) {
 	for { // what it keeps may become less meanwhile, and then there is less to read
-		if out.kept, err = l.b.host.Position(id); err != nil {
+		if out.kept, err = h.Position(id); err != nil {
 			return stretch{}, err
 		}
-		out.messages, err = l.b.host.Read(id, max(from, out.kept.Start), most, maxBytes)
+		out.messages, err = h.Read(id, max(from, out.kept.Start), most, maxBytes)
 		if !errors.As(err, new(*partition.ErrExpired)) {
 			return out, err
+		}
+		if err := ctx.Err(); err != nil {
+			return stretch{}, err
 		}
 	}
 }
