@@ -303,6 +303,7 @@ func TestPlainRead(t *testing.T) {
 		{"?wait=2m", "", 400, "BAD_VALUE", "wait"},
 		{"?wait=1s", "text/event-stream", 400, "BAD_REQUEST", "wait"},
 		{"?follow=true", "", 400, "BAD_REQUEST", "follow"},
+		{"?follow=true&wait=1s", ndlines, 400, "BAD_REQUEST", "wait"},
 		{"?encoding=hex", "", 400, "BAD_REQUEST", "encoding"},
 		{"?from=7:1", ndlines, 404, "UNKNOWN_PARTITION", "partition"},
 		{"?from=-5000x", "text/event-stream", 400, "BAD_VALUE", "from"},

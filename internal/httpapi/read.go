@@ -44,6 +44,9 @@ func (a *api) read(w http.ResponseWriter, r *http.Request) error {
 	if limit != nil && *limit == 0 {
 		return refuse("BAD_VALUE", "limit", "a limit of 0 reads nothing: give 1 or more, or leave it out")
 	}
+	if follow && req.GetWaitMs() != 0 {
+		return refuse("BAD_REQUEST", "wait", "with follow the answer goes on for as long as you listen: leave wait out")
+	}
 	field := "from"
 	if form == events {
 		if id := r.Header.Get("Last-Event-ID"); id != "" {
@@ -62,7 +65,7 @@ func (a *api) read(w http.ResponseWriter, r *http.Request) error {
 	if form == jsonOne {
 		return a.readSome(w, r, req, limit, coded)
 	}
-	s := &stream{api: a, w: w, rc: http.NewResponseController(w), ctx: r.Context(), req: req, coded: coded, events: form == events, left: math.MaxInt64}
+	s := &stream{api: a, w: w, rc: http.NewResponseController(w), ctx: r.Context(), req: req, coded: coded, events: form == events, beat: beat, left: math.MaxInt64}
 	if limit != nil {
 		s.left = int64(*limit)
 	}

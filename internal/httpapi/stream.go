@@ -30,6 +30,7 @@ type stream struct {
 	coded   bool
 	events  bool
 	forever bool // else it ends where there is no more
+	beat    time.Duration
 	told    []uint32
 	set     int64 // set aside for what is read next
 }
@@ -83,7 +84,10 @@ func (s *stream) run() error {
 			s.end(err)
 			return nil
 		}
-		taken, room := s.room(mem, res)
+		taken, room, err := s.room(mem, res)
+		if err != nil {
+			return nil //nolint:nilerr // the caller is gone
+		}
 		if !room {
 			continue
 		}
@@ -126,30 +130,41 @@ func (s *stream) passes(err error) bool {
 }
 
 // room has what was read counted. Without room it is let go, and read again once
-// there is room for as much.
-func (s *stream) room(mem Memory, res *strandmqv1.ReadResponse) (taken int64, ok bool) {
+// there is room for as much; it fails when the caller is gone meanwhile.
+func (s *stream) room(mem Memory, res *strandmqv1.ReadResponse) (taken int64, ok bool, err error) {
 	n := int64(proto.Size(res)) * copies
 	if n <= s.set {
 		n, s.set = s.set, 0
-		return n, true
+		return n, true, nil
 	}
 	mem.Give(s.set)
 	s.set = 0
 	ok, freed := mem.Take(n)
 	if ok {
-		return n, true
+		return n, true, nil
 	}
 	res.Messages = nil
+	var beats <-chan time.Time
+	if s.events {
+		ticker := time.NewTicker(s.beat)
+		defer ticker.Stop()
+		beats = ticker.C
+	}
 	for !ok {
 		select {
+		case <-beats:
+			if err := s.put([]byte(": waits for memory\n\n")); err != nil {
+				return 0, false, err
+			}
+			continue
 		case <-freed:
 		case <-s.ctx.Done():
-			return 0, false
+			return 0, false, s.ctx.Err()
 		}
 		ok, freed = mem.Take(n)
 	}
 	s.set = n
-	return 0, false
+	return 0, false, nil
 }
 
 // begin sends what comes before the first message.
