@@ -306,7 +306,7 @@ func TestPlainKeepsPagesOut(t *testing.T) {
 		p.do("DELETE", "/v1/topics/t?confirm=t", "", "", from...).refused(403, "CROSS_ORIGIN")
 		p.do("OPTIONS", messages, "", "", append(from, "Access-Control-Request-Method", "POST")...).refused(405, "BAD_METHOD")
 	}
-	for _, kind := range []string{"", "text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b"} {
+	for _, kind := range []string{"", "text/plain", "text/plain;charset=UTF-8", "application/x-www-form-urlencoded", "multipart/form-data; boundary=b", "text/ping", "application/csp-report", "application/reports+json; charset=utf-8"} {
 		p.do("POST", messages, kind, "x").refused(415, "BAD_CONTENT_TYPE")
 	}
 	// Nor does it hold waits and streams open with GETs, whose answers it could not read.

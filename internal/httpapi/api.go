@@ -118,10 +118,19 @@ func (a *api) dispatch(w http.ResponseWriter, r *http.Request, of map[string]rou
 }
 
 // ContentTypeAllowed tells whether a POST may have a content type. Those that a
-// web page can send elsewhere without asking first are not among them, nor is none.
+// web page can send elsewhere, or have sent, without asking first are not among them, nor is none.
 func ContentTypeAllowed(value string) bool {
 	kind, _, err := mime.ParseMediaType(value)
-	return err == nil && kind != "text/plain" && kind != "application/x-www-form-urlencoded" && !strings.HasPrefix(kind, "multipart/")
+	if err != nil || strings.HasPrefix(kind, "multipart/") {
+		return false
+	}
+	switch kind {
+	case "text/plain", "application/x-www-form-urlencoded": // of forms and scripts
+		return false
+	case "text/ping", "application/csp-report", "application/reports+json": // of the browser itself, to where a page says
+		return false
+	}
+	return true
 }
 
 // WhyContentType is what a POST is told that may not have its content type.
