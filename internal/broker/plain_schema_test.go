@@ -3,6 +3,7 @@ package broker
 import (
 	"encoding/json"
 	"fmt"
+	"io"
 	"maps"
 	"math"
 	"mime"
@@ -185,6 +186,10 @@ func TestPlainIsDescribed(t *testing.T) {
 	own, err := os.ReadFile("../httpapi/openapi.json")
 	if err != nil || string(own) != string(served.body) {
 		t.Fatalf("the page that is served is another one: %v", err)
+	}
+	front, err := io.ReadAll(browse(t, "GET", b.URL()+"/", "", nil).Body)
+	if err != nil || !strings.Contains(string(front), " /v1/openapi.json\n") {
+		t.Fatalf("the front page does not name it: %v %s", err, front)
 	}
 	page, err := readOpenAPI()
 	if err != nil {

@@ -108,7 +108,7 @@ func methodsOf(service string) iter.Seq[protoreflect.MethodDescriptor] {
 func (b *Broker) other(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == "/" && r.Method != http.MethodPost {
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintf(w, "StrandMQ %s\n\nAPI:     POST /strandmq.v1.<Service>/<Method>, content-type: application/json\nPlain:   /v1/topics\nList:    gRPC reflection\nProbes:  /livez /startupz /readyz (?verbose)\nMetrics: /metrics\n", b.cfg.Version)
+		fmt.Fprintf(w, "StrandMQ %s\n\nAPI:     POST /strandmq.v1.<Service>/<Method>, content-type: application/json\nPlain:   /v1/openapi.json\nList:    gRPC reflection\nProbes:  /livez /startupz /readyz (?verbose)\nMetrics: /metrics\n", b.cfg.Version)
 		return
 	}
 	b.metrics.rejected("UNKNOWN_METHOD")
