@@ -206,9 +206,16 @@ func (g *guard) recover(w http.ResponseWriter, r *http.Request) {
 	if p == http.ErrAbortHandler { //nolint:errorlint // the value itself is the signal
 		panic(p)
 	}
-	ref := newReference()
-	g.log.Error("panic in a request", "ref", ref, "path", r.URL.Path, "panic", p, "stack", string(debug.Stack()))
-	g.refuse(w, r, http.StatusInternalServerError, internal(ref))
+	g.refuse(w, r, http.StatusInternalServerError, internal(logPanic(g.log, r.URL.Path, p)))
+}
+
+// panicked logs a panic of a call that a request of the plain API made.
+func (b *Broker) panicked(path string, p any) (ref string) { return logPanic(b.log, path, p) }
+
+func logPanic(log *slog.Logger, path string, p any) (ref string) {
+	ref = newReference()
+	log.Error("panic in a request", "ref", ref, "path", path, "panic", p, "stack", string(debug.Stack()))
+	return ref
 }
 
 // refuse answers in the form of the API that was asked for.

@@ -24,6 +24,8 @@ type Config struct {
 	Row func(reason string) (code, when, what string)
 	// Rejected counts refusals that no call was made for.
 	Rejected func(reason string)
+	// Panicked logs a panic that the call of a path ended with, under a reference.
+	Panicked func(path string, p any) (reference string)
 	// WriteTime is how long a caller may take over an answer, or a part of one
 	// that is a stream.
 	WriteTime time.Duration
@@ -77,7 +79,7 @@ var routes = []route{
 
 // New makes the handler of everything under Prefix.
 func New(cfg Config) http.Handler {
-	a := &api{cfg: cfg, calls: newCalls(cfg.Calls)}
+	a := &api{cfg: cfg, calls: newCalls(cfg)}
 	mux := http.NewServeMux()
 	methods := map[string]map[string]route{}
 	for _, r := range routes {

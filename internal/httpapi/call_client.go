@@ -23,8 +23,8 @@ type calls struct {
 	read    strandmqv1connect.ReadServiceClient
 }
 
-func newCalls(serve http.Handler) calls {
-	c := inProcess{serve}
+func newCalls(cfg Config) calls {
+	c := inProcess{cfg.Calls, cfg.Panicked}
 	opts := []connect.ClientOption{connect.WithAcceptCompression("gzip", nil, nil)} // nothing goes over a wire
 	return calls{
 		publish: strandmqv1connect.NewPublishServiceClient(c, "http://broker", opts...),
@@ -36,7 +36,10 @@ func newCalls(serve http.Handler) calls {
 }
 
 // inProcess carries calls to the handler that serves them, without a connection.
-type inProcess struct{ serve http.Handler }
+type inProcess struct {
+	serve    http.Handler
+	panicked func(path string, p any) (reference string)
+}
 
 // Do implements connect.HTTPClient.
 func (c inProcess) Do(req *http.Request) (res *http.Response, err error) {
@@ -49,7 +52,7 @@ func (c inProcess) Do(req *http.Request) (res *http.Response, err error) {
 	defer func() {
 		// What the edge does not turn into an answer ends the call, not the process.
 		if p := recover(); p != nil {
-			res, err = nil, errors.New("the call was aborted")
+			res, err = nil, refuse("INTERNAL", "", "the broker failed to handle this; its log has the details under reference %s", c.panicked(r.URL.Path, p))
 		}
 	}()
 	w := &taken{header: http.Header{}, status: http.StatusOK}
