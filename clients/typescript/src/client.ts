@@ -11,6 +11,10 @@ import { settler, subscribe, type SubscribeOptions } from "./subscribe.js";
 export interface Options {
   /** How long calls are made again while that may help. Default 10 s. */
   retryForMs?: number;
+  /** How long one call that publishes may take. Default 30 s. */
+  publishTimeoutMs?: number;
+  /** How long one call that settles may take. Default 10 s. */
+  settleTimeoutMs?: number;
 }
 
 /** A transport over fetch that speaks Connect: for browsers, and Node without more. */
@@ -28,13 +32,17 @@ export class StrandMQ {
   private readonly publishing: Client<typeof PublishService>;
   private readonly consuming: Client<typeof ConsumeService>;
   private readonly retryForMs: number;
+  private readonly publishTimeoutMs: number;
+  private readonly settleTimeoutMs: number;
 
   /** @param to the broker's URL, for Connect over fetch, or another transport. */
-  constructor(to: string | Transport, { retryForMs = 10_000 }: Options = {}) {
+  constructor(to: string | Transport, { retryForMs = 10_000, publishTimeoutMs = 30_000, settleTimeoutMs = 10_000 }: Options = {}) {
     const transport = typeof to === "string" ? connectTransport(to) : to;
     this.publishing = createClient(PublishService, transport);
     this.consuming = createClient(ConsumeService, transport);
     this.retryForMs = retryForMs;
+    this.publishTimeoutMs = publishTimeoutMs;
+    this.settleTimeoutMs = settleTimeoutMs;
   }
 
   /**
@@ -51,7 +59,7 @@ export class StrandMQ {
   /** Stores messages of one topic, those of one key in their order; each has an outcome of its own. */
   async publishAll(topic: string, messages: readonly Message[], options: PublishOptions = {}): Promise<Outcome[]> {
     try {
-      return await publishAll(this.publishing, topic, messages, { retryForMs: this.retryForMs, ...options });
+      return await publishAll(this.publishing, topic, messages, { retryForMs: this.retryForMs, timeoutMs: this.publishTimeoutMs, ...options });
     } catch (thrown) {
       throw fromThrown(thrown);
     }
@@ -59,11 +67,11 @@ export class StrandMQ {
 
   /** Deliveries as they come, for a for await loop: see SubscribeOptions. */
   subscribe(options: SubscribeOptions): AsyncGenerator<Delivery, void, undefined> {
-    return subscribe(this.consuming, { retryForMs: this.retryForMs, ...options });
+    return subscribe(this.consuming, { retryForMs: this.retryForMs, settleTimeoutMs: this.settleTimeoutMs, ...options });
   }
 
   /** Settles a delivery by its token, also one that another program received. */
   settle(topic: string, group: string, token: string, action: SettleAction, delayMs = 0, reason = ""): Promise<Settled> {
-    return settler(this.consuming, topic, group, this.retryForMs)(token, action, delayMs, reason);
+    return settler(this.consuming, topic, group, this.retryForMs, this.settleTimeoutMs)(token, action, delayMs, reason);
   }
 }

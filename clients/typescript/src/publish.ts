@@ -1,5 +1,5 @@
 import type { Client } from "@connectrpc/connect";
-import { fromProblem, StrandMQError } from "./errors.js";
+import { fromProblem, fromThrown, StrandMQError } from "./errors.js";
 import type { PublishResult, PublishService } from "./gen/strandmq/v1/publish_pb.js";
 import { toWire, type Message } from "./message.js";
 import { Backoff, retried, sleep } from "./retry.js";
@@ -21,6 +21,8 @@ export interface PublishOptions {
   retryForMs?: number;
   /** Store nothing behind a message that is refused for good. */
   inOrder?: boolean;
+  /** How long one call may take. Default: that of the client. */
+  timeoutMs?: number;
 }
 
 /**
@@ -36,7 +38,7 @@ export async function publishAll(
   service: Client<typeof PublishService>,
   topic: string,
   messages: readonly Message[],
-  { signal, retryForMs = 10_000, inOrder = false }: PublishOptions,
+  { signal, retryForMs = 10_000, inOrder = false, timeoutMs = 30_000 }: PublishOptions,
 ): Promise<Outcome[]> {
   const wire = messages.map(toWire);
   const outcomes = new Array<Outcome>(messages.length);
@@ -44,13 +46,21 @@ export async function publishAll(
   const backoff = new Backoff();
   for (let left = wire.map((_, i) => i); left.length > 0; ) {
     const again = (e: StrandMQError, i: number) => e.retryable && (!e.outcomeUnknown || wire[i]!.id !== "");
-    const { results } = await retried(
-      () => service.publish({ topic, messages: left.map((i) => wire[i]!), inOrder }, { signal }),
-      Math.max(0, end - Date.now()),
-      signal,
-      (e) => left.every((i) => again(e, i)),
-    );
-    if (results.length !== left.length) throw new StrandMQError("NO_ANSWER", `${results.length} results for ${left.length} messages`);
+    let results: PublishResult[];
+    try {
+      ({ results } = await retried(
+        () => service.publish({ topic, messages: left.map((i) => wire[i]!), inOrder }, { signal, timeoutMs }),
+        Math.max(0, end - Date.now()),
+        signal,
+        (e) => left.every((i) => again(e, i)),
+      ));
+      if (results.length !== left.length) throw new StrandMQError("NO_ANSWER", `${results.length} results for ${left.length} messages`);
+    } catch (thrown) {
+      if (!outcomes[left[0]!]) throw thrown; // the first call: nothing is known of any
+      const error = fromThrown(thrown);
+      for (const i of left) outcomes[i] = { error };
+      break;
+    }
     const passing: number[] = [];
     let ms = 0;
     let unsure = false;
@@ -69,7 +79,8 @@ export async function publishAll(
     if (unsure || passing.length === 0) break;
     ms = Math.max(ms, backoff.wait(outcomes[passing[0]!]!.error!));
     if (Date.now() + ms > end || signal?.aborted) break;
-    await sleep(ms, signal);
+    await sleep(ms, signal).catch(() => undefined);
+    if (signal?.aborted) break; // with what is known
     left = passing;
   }
   return outcomes;

@@ -22,18 +22,23 @@ export interface SubscribeOptions {
   signal?: AbortSignal;
   /** How long settling is tried again. Default: that of the client. */
   retryForMs?: number;
+  /** How long one call that settles may take. Default: that of the client. */
+  settleTimeoutMs?: number;
   /** Told when the stream broke and another one is opened. */
   onReconnect?: (why: StrandMQError) => void;
 }
 
+/** A stream that lived so long did work, whatever it carried: the next one may be opened at once. */
+const livedMs = 5_000;
+
 type Service = Client<typeof ConsumeService>;
 
 /** settler settles deliveries of a group by their tokens. */
-export function settler(service: Service, topic: string, group: string, retryForMs: number): Settle {
+export function settler(service: Service, topic: string, group: string, retryForMs: number, timeoutMs: number): Settle {
   return async (token, action, delayMs = 0, reason = "") => {
     const settlements = [{ token, action, delayMs: BigInt(delayMs), reason }];
     return retried(async () => {
-      const { results } = await service.settle({ topic, group, settlements });
+      const { results } = await service.settle({ topic, group, settlements }, { timeoutMs });
       const r = results[0];
       if (!r) throw new StrandMQError("NO_ANSWER", "no result came");
       if (r.problem) throw fromProblem(r.problem);
@@ -49,8 +54,8 @@ export function settler(service: Service, topic: string, group: string, retryFor
  * back, uncharged.
  */
 export async function* subscribe(service: Service, o: SubscribeOptions): AsyncGenerator<Delivery, void, undefined> {
-  const { topic, group, member = `ts-${crypto.randomUUID()}`, createGroup = false, window = 16, signal, retryForMs = 10_000 } = o;
-  const settle = settler(service, topic, group, retryForMs);
+  const { topic, group, member = `ts-${crypto.randomUUID()}`, createGroup = false, window = 16, signal, retryForMs = 10_000, settleTimeoutMs = 10_000 } = o;
+  const settle = settler(service, topic, group, retryForMs, settleTimeoutMs);
   const backoff = new Backoff();
   let session = "";
   const stop = new AbortController(); // ends the stream after the member left
@@ -70,13 +75,15 @@ export async function* subscribe(service: Service, o: SubscribeOptions): AsyncGe
   signal?.addEventListener("abort", onAbort, { once: true });
   try {
     while (!signal?.aborted) {
+      let opened = Infinity;
       try {
         const request = { topic, group, member, createGroup, window, bodyFormat: BodyFormat.BYTES };
         for await (const frame of service.subscribe(request, { signal: stop.signal })) {
           if (frame.session) {
             session = frame.session;
-            backoff.reset();
+            opened = Date.now();
           }
+          if (frame.deliveries.length > 0) backoff.reset();
           for (const d of frame.deliveries) {
             if (signal?.aborted) break;
             yield new Delivery(d, settle);
@@ -90,6 +97,7 @@ export async function* subscribe(service: Service, o: SubscribeOptions): AsyncGe
         session = "";
         const e = fromThrown(thrown);
         if (!e.retryable) throw e;
+        if (Date.now() - opened > livedMs) backoff.reset();
         o.onReconnect?.(e);
         await sleep(backoff.wait(e), signal).catch(() => undefined);
       }

@@ -1,8 +1,9 @@
-// What is sent again, and what never is, against a broker that answers as told.
+// What is sent again, what never is, and after which wait, against a broker that answers as told.
 import assert from "node:assert/strict";
 import { create } from "@bufbuild/protobuf";
 import { Code, ConnectError, createRouterTransport } from "@connectrpc/connect";
 import { StrandMQ } from "../dist/index.js";
+import { ConsumeService } from "../dist/gen/strandmq/v1/consume_pb.js";
 import { ProblemSchema } from "../dist/gen/strandmq/v1/message_pb.js";
 import { PublishService } from "../dist/gen/strandmq/v1/publish_pb.js";
 
@@ -44,8 +45,64 @@ for (const [what, got, want] of [
   ["those behind a full queue", await against([[yes(0), no("QUEUE_FULL", 1), no("NOT_SENT", 1), no("BAD_HEADER", 0)], [yes(1), yes(2)]], bare("a", "b", "c", "d")), { outcomes: [0, 1, 2, "BAD_HEADER"], sent: ["abcd", "bc"] }],
   ["one that may be stored", await against([[no("OUTCOME_UNKNOWN", 1), no("NOT_SENT", 1)]], bare("a", "b")), { outcomes: ["OUTCOME_UNKNOWN", "NOT_SENT"], sent: ["ab"] }],
   ["one that may be stored, by its id", await against([[no("OUTCOME_UNKNOWN", 1), no("NOT_SENT", 1)], [yes(0), yes(1)]], withIds("a", "b")), { outcomes: [0, 1], sent: ["ab", "ab"] }],
+  ["a cut of a later call", await against([[yes(0), no("QUEUE_FULL", 1)], cut], bare("a", "b")), { outcomes: [0, "NO_ANSWER"], sent: ["ab", "b"] }],
   ["no patience", await against([[no("QUEUE_FULL", 1)]], bare("a"), { retryForMs: 0 }), { outcomes: ["QUEUE_FULL"], sent: ["a"] }],
 ]) {
   assert.deepEqual(got, want, what);
 }
+
+// Giving up between two calls leaves what is known.
+{
+  const stop = new AbortController();
+  const givesUp = (next) => async (req) => {
+    const res = await next(req);
+    setTimeout(() => stop.abort(), 0); // while the next call is waited for
+    return res;
+  };
+  const publish = () => ({ results: [yes(0), no("QUEUE_FULL", 30_000)] });
+  const transport = createRouterTransport((router) => router.service(PublishService, { publish }), { transport: { interceptors: [givesUp] } });
+  const all = await new StrandMQ(transport, { retryForMs: 60_000 }).publishAll("t", bare("a", "b"), { signal: stop.signal });
+  assert.deepEqual(all.map((o) => o.error?.reason ?? Number(o.receipt.offset)), [0, "QUEUE_FULL"]);
+}
+
+// A broker that does not answer does not hold a caller for ever.
+{
+  const never = () => new Promise(() => {});
+  const transport = createRouterTransport((router) => router.service(PublishService, { publish: never }).service(ConsumeService, { settle: never }));
+  const mq = new StrandMQ(transport, { publishTimeoutMs: 20, settleTimeoutMs: 20 });
+  await assert.rejects(mq.publish("t", { body: "x" }), { reason: "DEADLINE" });
+  await assert.rejects(mq.settle("t", "g", "token", 1), { reason: "DEADLINE" });
+}
+
+/** The waits before streams are opened again, when each one breaks after these frames. */
+async function waits(...frames) {
+  const waited = [];
+  const transport = createRouterTransport((router) =>
+    router.service(ConsumeService, {
+      async *subscribe() {
+        yield* frames;
+        throw cut;
+      },
+    }),
+  );
+  const stop = new AbortController();
+  const after = globalThis.setTimeout;
+  const now = Date.now;
+  const start = now();
+  Date.now = () => start; // however long a busy machine takes, no stream lives long
+  globalThis.setTimeout = (fn, ms, ...args) => (waited.push(ms), after(fn, 0, ...args)); // nobody waits here
+  let broke = 0;
+  const onReconnect = () => ++broke === 7 && stop.abort();
+  try {
+    for await (const _ of new StrandMQ(transport).subscribe({ topic: "t", group: "g", signal: stop.signal, onReconnect }));
+  } finally {
+    globalThis.setTimeout = after;
+    Date.now = now;
+  }
+  return waited.slice(0, 6);
+}
+const opening = await waits({ session: "s" });
+assert.ok(opening[5] >= 1_600, `streams that open and break are opened again after ${opening} ms`);
+const working = await waits({ session: "s" }, { deliveries: [{}] });
+assert.ok(Math.max(...working) <= 100, `streams that bring deliveries are opened again after ${working} ms`);
 console.log("retry ok");
