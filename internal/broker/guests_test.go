@@ -184,10 +184,15 @@ func TestGuests(t *testing.T) {
 				res := browse(t, "GET", b.URL()+"/v1/topics/t/messages", "", map[string]string{
 					"Origin": origin, "Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty", "Accept": accept,
 				})
-				if all, err := io.ReadAll(res.Body); err != nil || res.StatusCode != 403 || !strings.Contains(string(all), "CROSS_ORIGIN") {
-					t.Errorf("a GET of %s: %v %s %s", origin, err, res.Status, all)
-				}
 				shut(t, res)
+				if res.StatusCode != 403 { // a stream that is let in has no end to read to
+					t.Errorf("a GET of %s: %s", origin, res.Status)
+					res.Body.Close()
+					continue
+				}
+				if all, err := io.ReadAll(res.Body); err != nil || !strings.Contains(string(all), "CROSS_ORIGIN") {
+					t.Errorf("a GET of %s: %v %s", origin, err, all)
+				}
 			}
 		}
 		for _, path := range []string{"/", "/metrics", "/readyz", publishPath} {
