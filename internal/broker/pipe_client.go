@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"time"
 
 	"connectrpc.com/connect"
 
@@ -119,6 +120,13 @@ func (p *pipe) serve(ctx context.Context, r *remote) error {
 		received <- err
 	}()
 	sent := p.send(ctx, stream)
+	if ctx.Err() == nil {
+		// Receiving says why sending failed, such as that the node was not reached, and
+		// stops. To stop first would have it say that it was stopped.
+		late := time.AfterFunc(leaderPatience, p.stop)
+		<-ctx.Done()
+		late.Stop()
+	}
 	_ = stream.CloseRequest()
 	p.stop()
 	err = <-received
