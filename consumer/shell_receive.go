@@ -238,10 +238,17 @@ func (s *Shell) ask(ctx context.Context, c *call, req ReceiveRequest, tag, numbe
 	if c.close() {
 		return s.drain(ctx, c)
 	}
-	if c.posted == 0 && failed != nil {
+	if failed != nil && c.unheard() {
 		return failed
 	}
 	return nil
+}
+
+// unheard tells that no partition has the call's demand.
+func (c *call) unheard() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.posted == 0
 }
 
 // put puts the call's demand to every partition. An error is of one that did not
