@@ -232,35 +232,31 @@ func (h *Host) Info(id PartitionID) (Info, error) {
 
 // IndexOf returns the entry that holds a message.
 func (h *Host) IndexOf(id PartitionID, o Offset) (Index, error) {
-	r, pos, err := h.reader(id)
-	if err != nil {
-		return 0, err
-	}
-	if o < pos.Start {
-		return 0, &ErrExpired{Partition: id, Start: pos.Start}
-	}
-	if o >= pos.End {
-		return 0, &ErrNotStored{Partition: id, Offset: o, End: pos.End}
-	}
-	row, err := r.row(o)
-	return row.index, h.expired(r, o, err)
+	row, err := h.rowOf(id, o)
+	return row.index, err
 }
 
 // PublishTime returns when a message was published, by the clock of whoever led then. It
 // reads no message.
 func (h *Host) PublishTime(id PartitionID, o Offset) (Millis, error) {
+	row, err := h.rowOf(id, o)
+	return row.time, err
+}
+
+// rowOf reads the row of the offset index that a message is in.
+func (h *Host) rowOf(id PartitionID, o Offset) (indexRow, error) {
 	r, pos, err := h.reader(id)
 	if err != nil {
-		return 0, err
+		return indexRow{}, err
 	}
 	if o < pos.Start {
-		return 0, &ErrExpired{Partition: id, Start: pos.Start}
+		return indexRow{}, &ErrExpired{Partition: id, Start: pos.Start}
 	}
 	if o >= pos.End {
-		return 0, &ErrNotStored{Partition: id, Offset: o, End: pos.End}
+		return indexRow{}, &ErrNotStored{Partition: id, Offset: o, End: pos.End}
 	}
 	row, err := r.row(o)
-	return row.time, h.expired(r, o, err)
+	return row, h.expired(r, o, err)
 }
 
 // Scan calls fn with what stands in a partition's log from an index on, as far
