@@ -78,6 +78,7 @@ type replica struct {
 	checkpointed  bool
 	checkpointDue bool      // the node's bound asks for one, or a trim
 	cut           reclaimed // as the store has it, or the batch that is being built
+	shed          Index     // entries up to here are kept for nobody: one of them does not read
 	since         int64     // bytes of log behind the checkpoint
 
 	sending map[ReplicaID]Index // snapshots on their way, or that someone waits for
@@ -153,7 +154,7 @@ func (r *replica) takeEvents() {
 // two would be lost.
 func (r *replica) makeCheckpoint() error {
 	at := r.log.Position()
-	if at == r.checkpoint && r.rows.over.bytes == 0 {
+	if at == r.checkpoint && r.rows.over.bytes == 0 && r.shed < Index(r.rlog.first) {
 		return nil
 	}
 	if err := r.app.Checkpoint(); err != nil {

@@ -14,11 +14,12 @@ const unknownBytes = 4 << 20
 // because another replica may have to be fed it. It is bounded: who lags by more
 // than FollowerBytes gets a snapshot, so one that is dead does not fill the disk.
 // Nothing behind a snapshot that is on its way goes, or another would have to follow.
+// What does not read stays for nobody.
 func (r *replica) needed(applied Index) Index {
-	if r.single {
-		return applied + 1
-	}
 	least := applied + 1
+	if r.single {
+		return least
+	}
 	if r.isLead {
 		allowed := r.rlog.sizes.from(r.c.cfg.FollowerBytes)
 		r.rn.WithProgress(func(id uint64, _ raft.ProgressType, p tracker.Progress) {
@@ -32,7 +33,7 @@ func (r *replica) needed(applied Index) Index {
 	for _, at := range r.sending {
 		least = min(least, at+1)
 	}
-	return least
+	return max(least, min(r.shed, applied)+1)
 }
 
 // logSizes knows about how many bytes of log lie behind an entry, of what was

@@ -185,8 +185,9 @@ func (a *agent) pass(ctx context.Context, doing *sync.WaitGroup) (more bool) {
 		return false
 	}
 	rot := a.rotten()
+	shed := a.shed(ctx, doing)
 	made := a.replicas(ctx, m, rot, doing)
-	return a.leads(ctx, m, rot, doing) || made
+	return a.leads(ctx, m, rot, doing) || made || shed
 }
 
 // connect tells the connections who belongs to the cluster.

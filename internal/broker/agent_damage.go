@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/strandmq/strandmq/coordinator"
@@ -32,6 +33,42 @@ func (a *agent) rotten() rotten {
 		}
 	}
 	return out
+}
+
+// shed has the replica of the metadata log here let go of entries that do not read, once
+// it has gone on from them: what a restart needs is in its rows. Of that log none is made
+// anew, for a node without it has no map.
+func (a *agent) shed(ctx context.Context, doing *sync.WaitGroup) (more bool) {
+	var to partition.Index
+	for _, d := range a.b.store.Damage() {
+		for _, r := range d.Ranges {
+			if r.Partition == uint64(partition.Metadata) && !d.Bound {
+				to = max(to, partition.Index(r.High))
+			}
+		}
+	}
+	// The last entry stays, and the one before the first that stays has to read.
+	info, err := a.b.host.Info(partition.Metadata)
+	if err != nil || info.Fault != "" || to < info.FirstIndex || to+2 > info.Position.Index {
+		return false
+	}
+	return a.do(ctx, doing, partition.Metadata, "letting go of damaged entries", func(ctx context.Context) error {
+		if err := a.b.host.Shed(ctx, partition.Metadata, to); err != nil {
+			return err
+		}
+		for info.FirstIndex <= to {
+			select {
+			case <-time.After(agentPause): // between two looks
+			case <-ctx.Done():
+				return ctx.Err()
+			}
+			if info, err = a.b.host.Info(partition.Metadata); err != nil {
+				return err
+			}
+		}
+		a.log.Info("damaged entries of the metadata log are gone: a restart does without them", "to", to)
+		return nil
+	})
 }
 
 // mending is what a node remembers of its damaged replicas, to tell of them once.

@@ -51,7 +51,10 @@ func (c *three) publishBig(i int, topic, prefix string, n int) map[string][]stri
 
 // flip changes a byte of every large message that a node has in its value files, as they
 // are: a node that runs has them open.
-func flip(t *testing.T, dir, prefix string) (hit int) {
+func flip(t *testing.T, dir, prefix string) (hit int) { return flipBehind(t, dir, "["+prefix+" ") }
+
+// flipBehind changes a byte a little behind each place of a text in the value files.
+func flipBehind(t *testing.T, dir, text string) (hit int) {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join(dir, "pebble", "*.blob"))
 	if err != nil {
@@ -66,7 +69,7 @@ func flip(t *testing.T, dir, prefix string) (hit int) {
 		if err != nil {
 			continue
 		}
-		mark := []byte("[" + prefix + " ")
+		mark := []byte(text)
 		for at := 0; ; {
 			i := bytes.Index(data[at:], mark)
 			if i < 0 {
@@ -139,7 +142,8 @@ func (c *three) awaitSound(topic string, at int, passes uint64) {
 		}
 		for _, d := range s.Damage() {
 			if !d.Bound {
-				why = fmt.Sprintf("%+v", d)
+				info, _ := c.nodes[at].b.host.Info(partition.PartitionID(d.Ranges[0].Partition))
+				why = fmt.Sprintf("%+v, %+v", d, info)
 				return false
 			}
 		}
@@ -263,6 +267,32 @@ func TestScrubHasReplicasMadeAnew(t *testing.T) {
 	c.awaitSound("orders", bad, 0)
 	for i := range c.nodes {
 		c.stands(i, "orders", a, b)
+	}
+}
+
+// What the scrub finds in the log of the metadata is of the past: the node lets go of it,
+// and nothing damaged is left.
+func TestScrubOfTheMetadataLog(t *testing.T) {
+	t.Parallel()
+	c := startThree(t, scrubs(300*time.Millisecond), func(c *Config) { c.Store.CacheBytes, c.Store.MemTableBytes = 1<<20, 1<<20 })
+	c.awaitVoters()
+	long := "orders-" + strings.Repeat("x", 193) // its entry is large enough for a value file
+	c.api(0).topic(t, long, 1)
+	for i := range 3 {
+		c.api(0).topic(t, fmt.Sprintf("other-%d", i), 1)
+	}
+	a := c.publishBig(0, long, "a", 240)
+	const bad = 1
+	inMinutes(t, "value files", func() bool { return flipBehind(t, c.nodes[bad].cfg.DataDir, "orders-") > 0 })
+	found := func() bool { return c.nodes[bad].b.agent.rotten()[partition.Metadata] != "" }
+	inMinutes(t, "damage that is found, or gone already", func() bool {
+		info, err := c.nodes[bad].b.host.Info(partition.Metadata)
+		return found() || err == nil && info.FirstIndex > 2
+	})
+	c.awaitSound(long, bad, 0)
+	c.api(bad).topic(t, "later", 1)
+	for i := range c.nodes {
+		c.stands(i, long, a)
 	}
 }
 
