@@ -47,6 +47,7 @@ type twinWorld struct {
 	inbox   []any
 	tellMu  sync.Mutex
 	told    []any
+	heard   []func() // what the calls have not heard of yet; guarded by tellMu
 	leading bool
 	fate    twinFate
 	late    bool // the leader has a turn between a proposal of the shell and its application
@@ -266,10 +267,56 @@ func (w *twinWorld) Post(id partition.PartitionID, ev any) error {
 	if id != twinPart {
 		return &partition.ErrUnknownPartition{Partition: id}
 	}
+	if d, ok := ev.(demand); ok {
+		if c, ok := d.Taker.(*call); ok {
+			late := &lateTaker{call: c, w: w}
+			d.Taker = late
+			if tried := d.Tried; tried != nil {
+				d.Tried = func() { late.later(tried) }
+			}
+			ev = d
+		}
+	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.inbox = append(w.inbox, ev)
 	return nil
+}
+
+// lateTaker is a call that hears of what becomes of it when the leader's turn is over:
+// its goroutine would else run beside the turn, and whether the rest of the turn finds
+// it open would be chance.
+type lateTaker struct {
+	*call
+	w *twinWorld
+}
+
+func (l *lateTaker) later(f func()) {
+	l.w.tellMu.Lock()
+	defer l.w.tellMu.Unlock()
+	l.w.heard = append(l.w.heard, f)
+}
+
+func (l *lateTaker) Return(n, bytes int) { l.later(func() { l.call.Return(n, bytes) }) }
+
+func (l *lateTaker) Handed(p partition.PartitionID, hs []handOut) {
+	hs = slices.Clone(hs)
+	l.later(func() { l.call.Handed(p, hs) })
+}
+
+func (l *lateTaker) Ended(p partition.PartitionID, why error) {
+	l.later(func() { l.call.Ended(p, why) })
+}
+
+// hear lets the calls hear of it.
+func (w *twinWorld) hear() {
+	w.tellMu.Lock()
+	heard := w.heard
+	w.heard = nil
+	w.tellMu.Unlock()
+	for _, f := range heard {
+		f()
+	}
 }
 
 // Tell may come from inside a turn, which holds the lock or needs none.
@@ -411,6 +458,7 @@ func (w *twinWorld) applyNext() {
 
 // settleDown lets every waiting call take what it was given.
 func (w *twinWorld) settleDown() {
+	w.hear()
 	synctest.Wait()
 	w.takeTold()
 	for len(w.inbox) > 0 {
@@ -425,6 +473,7 @@ func (w *twinWorld) settleDown() {
 		for _, ev := range in {
 			w.app.Event(ev)
 		}
+		w.hear()
 		synctest.Wait()
 		w.takeTold()
 	}
@@ -550,6 +599,7 @@ func (w *twinWorld) dropCalls() {
 			c.cancel()
 		}
 	}
+	w.hear()
 	synctest.Wait()
 	w.inbox = nil
 	w.judgeCalls()
