@@ -68,14 +68,22 @@ func (f Frame) Ends() bool { return f.kind == frameResign }
 // lead meanwhile, and answers who waits at the next tick.
 func (n *Node) Hangs(on bool) { n.core.hangs = on }
 
+// Full tells that the disk has no room, or has again, as Host.SetFull does.
+func (n *Node) Full(on bool) { n.core.full = on }
+
 // Unfit are the nodes that should lead nothing that another can: see Config.OnUnfit.
 func (n *Node) Unfit() []NodeID { return n.core.unfitNodes() }
 
 // StuckFrames tell the other nodes that this one's disk hangs, as the host does.
-func (n *Node) StuckFrames() (fs []Frame) {
+func (n *Node) StuckFrames() []Frame { return n.ofDisk(frameStuck) }
+
+// UnfitFrames tell the other nodes that this one's disk is full, as the host does.
+func (n *Node) UnfitFrames() []Frame { return n.ofDisk(frameUnfit) }
+
+func (n *Node) ofDisk(kind frameKind) (fs []Frame) {
 	for _, to := range slices.Sorted(maps.Keys(n.core.peers)) {
 		if n.core.peers[to].up {
-			fs = append(fs, ourFrame(Metadata, frameStuck, n.cfg.Node.Replica(), to.Replica(), 0, 0))
+			fs = append(fs, ourFrame(Metadata, kind, n.cfg.Node.Replica(), to.Replica(), 0, 0))
 		}
 	}
 	return fs

@@ -54,13 +54,8 @@ func (d *disk) look() {
 	}
 	d.mu.Lock()
 	was := d.low
-	switch {
-	case room.Free < d.reserve:
-		d.low = true
-	case room.Free >= d.reserve+d.reserve/8:
-		d.low = false
-	}
-	now := d.low
+	now := room.Low(d.reserve, was)
+	d.low = now
 	d.at = room
 	d.mu.Unlock()
 	switch {

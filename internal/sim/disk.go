@@ -29,6 +29,7 @@ type disk struct {
 	files   int
 	failing error // what the next fsync of a log ends with
 	lies    bool  // what is told of as durable need not be
+	room    *room
 }
 
 var _ vfs.FS = (*disk)(nil)
@@ -43,12 +44,15 @@ var errDisk = errors.New("input/output error (simulated)")
 
 func newEmptyDisk() *disk { return &disk{mem: vfs.NewCrashableMem()} }
 
-func newDisk(mem *vfs.MemFS) *disk {
-	return &disk{FS: mem, mem: mem, through: true}
+func newDisk(mem *vfs.MemFS, room *room) *disk {
+	return &disk{FS: mem, mem: mem, through: true, room: room}
 }
 
 // Create implements vfs.FS.
 func (d *disk) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	if err := d.room.take("create", name); err != nil {
+		return nil, err
+	}
 	f, err := d.FS.Create(name, c)
 	return d.wrap(name, f, err)
 }
@@ -60,13 +64,17 @@ func (d *disk) ReuseForWrite(old, name string, c vfs.DiskWriteCategory) (vfs.Fil
 }
 
 func (d *disk) wrap(name string, f vfs.File, err error) (vfs.File, error) {
-	if err != nil || !strings.HasSuffix(name, ".log") {
+	if err != nil {
 		return f, err
+	}
+	f = &roomyFile{f, d.room, name}
+	if !strings.HasSuffix(name, ".log") {
+		return f, nil
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.files++
-	d.current = &logFile{File: f, d: d}
+	d.current = &logFile{File: f.(*roomyFile).File, d: d, name: name}
 	return d.current, nil
 }
 
@@ -164,6 +172,7 @@ func (d *disk) cut(upTo mark) (*vfs.MemFS, error) {
 type logFile struct {
 	vfs.File
 	d       *disk
+	name    string
 	cached  []byte
 	durable int64
 	written int64
@@ -174,6 +183,9 @@ func (f *logFile) Write(p []byte) (int, error) {
 	defer f.d.mu.Unlock()
 	if f.d.dead {
 		return len(p), nil
+	}
+	if err := f.d.room.take("write", f.name); err != nil {
+		return 0, err
 	}
 	f.cached = append(f.cached, p...)
 	f.written += int64(len(p))

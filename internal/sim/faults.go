@@ -8,7 +8,7 @@ import (
 // faults has them happen, one after another, each for a while.
 func (s *Sim) faults() {
 	var kinds []string
-	for _, k := range append(slices.Clone(faultKinds), "lose") {
+	for _, k := range slices.Concat(faultKinds, diskKinds, []string{"lose"}) {
 		if s.plan.has(k) {
 			kinds = append(kinds, k)
 		}
@@ -77,6 +77,8 @@ func (s *Sim) strike(kind string) {
 	case "fsync":
 		s.say("%v: the next fsync fails", n.id)
 		n.failing = true
+	case "full":
+		s.fills(n)
 	case "jump":
 		by := s.between(r, time.Millisecond, time.Hour)
 		if r.IntN(2) == 0 {

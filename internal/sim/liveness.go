@@ -36,6 +36,7 @@ func (s *Sim) heal() {
 		n.stalls = 0
 		n.setClock(0, 0)
 		n.failing = false
+		n.hasRoom()
 		n.back()
 	}
 	for _, c := range s.clients {
@@ -101,6 +102,9 @@ func (s *Sim) breakOne(since time.Duration, over func()) {
 	r := s.rand.fault
 	n := s.nodes[r.IntN(len(s.nodes))]
 	how := breakages[r.IntN(len(breakages))]
+	if s.cluster != nil && s.plan.has("full") && r.IntN(3) == 0 {
+		how = "full" // others hand over by what the metadata's duties are
+	}
 	stalls := slices.ContainsFunc(s.nodes, func(x *node) bool { return len(x.writes) > 0 && x.writes[0].begun < s.healedAt })
 	if !n.up || n.gone || stalls || !s.mayLose(n) {
 		if s.now-since > 30*time.Second {
@@ -119,7 +123,7 @@ func (s *Sim) breakOne(since time.Duration, over func()) {
 	}
 	s.say("%v breaks for good: %s; it leads %d", n.id, how, led)
 	s.count.faults["broken: "+how]++
-	n.broken = how != "from one" && how != "flaps"
+	n.broken = how != "from one" && how != "flaps" && how != "full"
 	n.excused = true
 	s.unsure = how == "hangs" || how == "from one" || how == "flaps"
 	sever := func(hears, heard bool, others ...*node) {
@@ -139,6 +143,8 @@ func (s *Sim) breakOne(since time.Duration, over func()) {
 		sever(false, true, s.nodes...)
 	case "mute":
 		sever(true, false, s.nodes...)
+	case "full":
+		n.room.set(true, false, 0)
 	case "hangs":
 		n.stalls, s.hangs = 24*time.Hour, n
 	case "from one":
@@ -207,9 +213,14 @@ func (n *node) hanging() {
 	n.core.Hangs(since > hangAfter)
 	if since > hangAfter && n.s.now-n.told > time.Second && !n.s.planted.is("never-down", 1) {
 		n.told = n.s.now
-		for _, f := range n.core.StuckFrames() {
-			n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))
-		}
+		n.tell(n.core.StuckFrames())
+	}
+}
+
+// tell gives the network what a node says of itself.
+func (n *node) tell(fs []partition.Frame) {
+	for _, f := range fs {
+		n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))
 	}
 }
 

@@ -32,6 +32,10 @@ type node struct {
 	writes  []flight
 	stalls  time.Duration // the disk takes so much longer for each write
 	failing bool          // the next fsync fails
+	filling bool          // the next write is refused
+	room    room          // on the disk
+	low     bool          // that is less than the reserve
+	saidLow time.Duration // to the others
 	busy    bool          // a step is to come
 	wakeAt  time.Duration // 0: none is to come
 	calls   []*pending    // of clients, in order
@@ -104,7 +108,7 @@ func (n *node) setClock(by time.Duration, skew float64) {
 // start boots the node from its disk.
 func (n *node) start() error {
 	n.boot++
-	n.disk = newDisk(n.disk.mem)
+	n.disk = newDisk(n.disk.mem, &n.room)
 	n.disk.lies = n.s.options.Plant == "unsynced"
 	var err error
 	n.store, err = logstore.Open(logstore.Config{
@@ -129,7 +133,7 @@ func (n *node) start() error {
 	if err != nil {
 		return fmt.Errorf("%v does not come back: %w", n.id, err)
 	}
-	n.up, n.busy, n.wakeAt, n.failing = true, false, 0, false
+	n.up, n.busy, n.wakeAt, n.failing, n.filling = true, false, 0, false, false
 	n.shell = consumer.NewShellOver(&edge{n, n.boot}, clusterSecret)
 	n.shell.Now = n.clock
 	n.core.OnSwitch = func(p partition.PartitionID) {
@@ -154,6 +158,8 @@ func (n *node) start() error {
 	if n.s.cluster != nil {
 		n.deputize()
 	}
+	n.low = false
+	n.looksForRoom()
 	n.ticking(n.boot)
 	n.beating()
 	n.kick()
@@ -176,6 +182,7 @@ func (n *node) later(d time.Duration, what string, do func()) {
 // was set is noticed by then.
 func (n *node) ticking(boot int) {
 	n.later(100*time.Millisecond, "tick", func() {
+		n.looksForRoom()
 		if n.s.several() {
 			n.listen()
 			if n.hanging(); !n.up {
@@ -314,6 +321,11 @@ func (n *node) durable() {
 		n.broke(n.failSync())
 		return
 	}
+	if f.w.Synced() && n.filling {
+		n.filling = false
+		n.broke(n.refused())
+		return
+	}
 	if f.w.Synced() {
 		if err := n.s.planted.settle(n, f.mark); err != nil {
 			n.broke(err)
@@ -382,7 +394,7 @@ func (n *node) broke(err error) {
 	}
 	n.s.say("%v stops: its store failed", n.id) // of which file is Pebble's affair
 	n.core.Fail(err)
-	n.off("fsync error", n.s.rand.fault.IntN(3))
+	n.off("its store failed", n.s.rand.fault.IntN(3))
 	n.s.after(n.s.between(n.s.rand.fault, 100*time.Millisecond, 3*time.Second), "start", n.back)
 }
 
@@ -432,7 +444,7 @@ func (n *node) back() {
 	if n.up || n.broken {
 		return
 	}
-	if err := n.start(); err != nil {
+	if err := n.start(); err != nil && !n.noRoom(err) {
 		n.s.fault("%v", err)
 	}
 }

@@ -44,13 +44,14 @@ type plan struct {
 // The kinds of faults, and of what operators do.
 var (
 	faultKinds    = []string{"power", "stall", "fsync", "jump", "drift", "cut", "loss", "member", "checkpoint"}
+	diskKinds     = []string{"full"}
 	operatorKinds = []string{"pause", "policy", "reset", "replay", "discard", "trim", "leave"}
 	placeKinds    = []string{"lose", "change", "transfer"} // with several nodes only
 )
 
 // Kinds lists what Options.Without can name.
 func Kinds() []string {
-	return slices.Concat(faultKinds, operatorKinds, placeKinds, clusterKinds, []string{"cluster"})
+	return slices.Concat(faultKinds, diskKinds, operatorKinds, placeKinds, clusterKinds, []string{"cluster"})
 }
 
 func draw(o Options) plan {
@@ -114,6 +115,12 @@ func draw(o Options) plan {
 		p.kinds = slices.DeleteFunc(p.kinds, func(k string) bool { return k == "cut" || k == "loss" || slices.Contains(placeKinds, k) })
 	} else if p.has("change") || p.has("lose") {
 		p.spares = r.IntN(3)
+	}
+	d := source(o.Seed, "disks")
+	for _, k := range diskKinds {
+		if d.IntN(2) > 0 && !slices.Contains(o.Without, k) {
+			p.kinds = append(p.kinds, k)
+		}
 	}
 	c := source(o.Seed, "placed")
 	if p.placed = p.nodes > 1 && (o.Cluster || c.IntN(2) == 0) && !slices.Contains(o.Without, "cluster"); p.placed {

@@ -52,6 +52,7 @@ var Plants = []struct {
 	{"snapshot-without-ids", "a snapshot leaves out the rows that find duplicates", 302, 3, false, false},
 	{"early-erase", "a node erases a replica that leaves and may have its vote yet", 1, 3, false, true},
 	{"unheard-members", "signs of life of members are confirmed and do not count", 28, 3, false, true},
+	{"full-leads", "nobody is told that a node's disk is full", 26, 3, true, true},
 	{"never-down", "nobody is told that a node is down, or that its disk hangs", 10, 3, true, false},
 }
 

@@ -163,6 +163,10 @@ func (p *publisher) arrive(b *batch, done func([]partition.Stored, error)) {
 		done(nil, &partition.ErrNotLeader{Partition: p.part})
 		return
 	}
+	if n.low {
+		done(nil, errLow)
+		return
+	}
 	parsed, _, err := record.Parse(slices.Clone(b.enc))
 	if err != nil {
 		p.s.fault("%s: %v", p.name, err)

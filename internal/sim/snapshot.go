@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/partition"
+	"github.com/strandmq/strandmq/partition/logstore"
 )
 
 // noSnapshots tells the core that there is a way for snapshots: sendSnapshots is it.
@@ -96,7 +97,11 @@ func (st *streamed) carry(data []byte, late time.Duration) {
 		err := st.to.core.TakeSnapshot(st.n.id, p, bytes.NewReader(data), answer)
 		var gap *partition.ErrSnapshotGap
 		var refused *partition.ErrSnapshotRefused
+		var full *logstore.ErrDiskFull
 		switch {
+		case errors.As(err, &full) && st.to.room.free() < reserve:
+			s.count.faults["snapshot refused"]++
+			answer(err)
 		case err == nil && damaged:
 			s.fault("H16: %v took a snapshot of %v in which a bit was flipped", st.to.id, p)
 		case errors.As(err, &gap), errors.As(err, &refused):

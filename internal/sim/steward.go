@@ -241,6 +241,9 @@ func (o *steward) undone() string {
 		if err != nil {
 			return err.Error()
 		}
+		if l.low {
+			return fmt.Sprintf("%v leads %v, and its disk is full", l.id, p.ID)
+		}
 		if why := o.misplaced(p, info); why != "" {
 			return fmt.Sprintf("%v has voters %v and learners %v, and is wanted on %v, leaving %v: %s", p.ID, info.Voters, info.Learners, p.Replicas, p.Leaving, why)
 		}

@@ -12,6 +12,15 @@ type Room struct {
 	Free  uint64 // for this process
 }
 
+// Low tells whether less is free than a reserve that is to stay free. Once it is low it
+// is so until an eighth more than that is free, so that it does not change all the time.
+func (r Room) Low(reserve uint64, was bool) bool {
+	if was {
+		return r.Free < reserve+reserve/8
+	}
+	return r.Free < reserve
+}
+
 // ErrRoomUnknown tells that a file system does not say how much room it has.
 var ErrRoomUnknown = errors.New("the file system does not say how much room it has")
 
