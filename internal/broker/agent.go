@@ -49,6 +49,7 @@ type agent struct {
 	told     bool        // they were told at all; run's
 	keeper   duty.Keeper // run's
 	mending  mending     // run's
+	disown   time.Time   // since when most others have not taken this node for one of the cluster; run's
 	undone   time.Time   // since when, as the leader of the metadata log, this node sees something unfinished; run's
 
 	mu      sync.Mutex
@@ -222,7 +223,8 @@ func (a *agent) outcast(m *coordinator.Map) bool {
 	return true
 }
 
-// replaced ends a node whose data folder, or a copy of it, was started since.
+// replaced ends a node whose data folder, or a copy of it, was started since, and one
+// that was removed while it was cut off: the map that says so does not reach it any more.
 func (a *agent) replaced() bool {
 	select {
 	case <-a.ready:
@@ -230,6 +232,9 @@ func (a *agent) replaced() bool {
 		return false // its start ends
 	}
 	why := a.displaced()
+	if why == nil {
+		why = a.disowned(time.Now())
+	}
 	if why == nil {
 		return false
 	}

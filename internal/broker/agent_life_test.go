@@ -3,6 +3,7 @@ package broker
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -102,6 +103,40 @@ func TestReplaceLostDisk(t *testing.T) {
 	c.nodes[1].crash()
 	c.publish(3, "orders", "c", 10)
 	c.consume(3, "orders", "g", 40)
+}
+
+// A node that runs is cut off, given up, and reached again: the map that says so does not
+// come to it any more, but the others do not know it. It ends, and says why.
+func TestRemovedWhileCutOff(t *testing.T) {
+	t.Parallel()
+	c := startThree(t)
+	c.awaitVoters()
+	gone := c.nodes[2]
+	id := gone.b.cfg.Node
+	for _, n := range c.nodes[:2] {
+		// They take nothing from it and send it nothing, until their maps are others.
+		left := map[uint64]peer.Member{}
+		for m := range n.b.coord.View().Nodes() {
+			if m.ID != id {
+				left[uint64(m.ID)] = peer.Member{Address: m.Peer, Store: storeID(m.Store), Boot: m.Boot, Life: m.Life}
+			}
+		}
+		n.b.agent.transport.SetNodes(left)
+	}
+	inTime(t, "the node given up", func() bool {
+		res, err := c.api(0).cluster.ReplaceNode(ctx(t), &strandmqv1.ReplaceNodeRequest{Node: uint64(id), Confirm: id.String()})
+		return err == nil && res.GetNode().GetState() == strandmqv1.ClusterNodeState_CLUSTER_NODE_STATE_LOST
+	})
+	select {
+	case err := <-gone.b.Failed():
+		var e *StartError
+		var why *peer.ErrRefused
+		if !errors.As(err, &e) || e.Reason != NodeRefused || !errors.As(err, &why) || why.Reason != peer.NotMember {
+			t.Fatal(err)
+		}
+	case <-ctx(t).Done():
+		t.Fatal("it goes on")
+	}
 }
 
 // A node that is dead for longer than the delay is given up by itself: a fourth one

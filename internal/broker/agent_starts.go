@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"time"
 
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/peer"
@@ -126,6 +127,29 @@ func (a *agent) displaced() *peer.ErrRefused {
 		if errors.As(n.Err, &refused) && refused.Remote && (refused.Reason == peer.OlderBoot || refused.Reason == peer.WrongStore) {
 			return refused
 		}
+	}
+	return nil
+}
+
+// disowned is why most of the other nodes have not known this one as one of the cluster for
+// a while now. For a moment that is so of one that has just joined.
+func (a *agent) disowned(now time.Time) *peer.ErrRefused {
+	var why *peer.ErrRefused
+	nodes, n := a.transport.Nodes(), 0
+	for _, o := range nodes {
+		var refused *peer.ErrRefused
+		if !o.To && errors.As(o.Err, &refused) && refused.Remote && refused.Reason == peer.NotMember {
+			why = refused
+			n++
+		}
+	}
+	switch {
+	case n <= len(nodes)/2:
+		a.disown = time.Time{}
+	case a.disown.IsZero():
+		a.disown = now
+	case now.Sub(a.disown) >= outcastAfter:
+		return why
 	}
 	return nil
 }
