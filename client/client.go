@@ -21,7 +21,7 @@ const callTime = 30 * time.Second
 // concurrent use. Publishers and consumers that it made end with it.
 type Client struct {
 	log      *slog.Logger
-	tracing  Tracing
+	observed observed
 	retryFor time.Duration
 	servers  []string
 	calls    *way // of Admin, and of what publishers ask

@@ -263,7 +263,7 @@ func (r *consuming) begin(t *task) {
 	ctx, cancel := context.WithCancelCause(r.base)
 	r.cancels[t] = cancel
 	go func() {
-		err := r.x.c.tracing.call(ctx, r.handle, t.Delivery)
+		err := r.x.c.observed.call(ctx, r.handle, t.Delivery)
 		var p *panicked
 		if errors.As(err, &p) {
 			r.x.c.log.Error("a handler panicked", "topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "panic", p.value, "stack", string(p.stack))

@@ -151,7 +151,7 @@ func (p *Publisher) Publish(ctx context.Context, m Message) (Receipt, error) {
 // returns if the message was refused at once. It must not block, and so must not
 // publish.
 func (p *Publisher) PublishAsync(ctx context.Context, m Message, done func(Receipt, error)) {
-	done = p.c.tracing.traced(ctx, p.out.topic, &m, done)
+	done = p.c.observed.published(ctx, p.out.topic, &m, done)
 	r := record.Record{HasKey: m.Key != "", ID: m.ID}
 	text := make([]byte, 0, len(m.Key)+len(m.Body))
 	text = append(append(text, m.Key...), m.Body...)

@@ -1,7 +1,7 @@
 // Package oteltracing shows what a client does as spans of OpenTelemetry. A program
 // that does not import it links nothing of OpenTelemetry.
 //
-//	c, err := client.New(servers, client.WithTracing(oteltracing.New(otel.GetTracerProvider())))
+//	c, err := client.New(servers, client.WithObserver(oteltracing.New(otel.GetTracerProvider())))
 //
 //	caller's span
 //	  └─ "publish orders"  until the receipt; traceparent goes into the message's headers
@@ -13,8 +13,7 @@
 // package alone. It promises that a trace context travels in W3C form (traceparent
 // and tracestate), as other languages read it, and that a message which carries
 // one already keeps it: what relays a message does not take its place in the trace.
-// It refuses to count anything: metrics of every message are the broker's
-// (/metrics), and cost less there.
+// It refuses to count anything: otelmetrics does.
 package oteltracing
 
 import (
@@ -47,10 +46,10 @@ const (
 	attempt       = "strandmq.delivery.attempt"
 )
 
-// New gives what client.WithTracing takes.
-func New(p trace.TracerProvider) client.Tracing {
+// New gives what client.WithObserver takes.
+func New(p trace.TracerProvider) client.Observer {
 	t := p.Tracer(scope)
-	return client.Tracing{
+	return client.Observer{
 		Publish: func(ctx context.Context, topic string, m *client.Message) func(client.Receipt, error) {
 			return publish(ctx, t, topic, m)
 		},

@@ -79,7 +79,7 @@ func TestTraceGoesThrough(t *testing.T) {
 	b := strandmqtest.Start(t)
 	b.Topic(t, "orders", 1)
 	r := &recorder{}
-	c, err := client.New([]string{b.URL}, client.WithTracing(oteltracing.New(provider{r: r})))
+	c, err := client.New([]string{b.URL}, client.WithObserver(oteltracing.New(provider{r: r})))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -174,8 +174,8 @@ var fences = []fence{
 		why:   "only partition/logstore knows Pebble; take its types, such as logstore.FS (tests may use Pebble's crashable and failing filesystems)",
 	},
 	{
-		module: "go.opentelemetry.io", only: []string{"client/oteltracing"},
-		why: "programs that import the client link OpenTelemetry only if they ask for it: use client.Tracing",
+		module: "go.opentelemetry.io", only: []string{"client/oteltracing", "client/otelmetrics"},
+		why: "programs that import the client link OpenTelemetry only if they ask for it: use client.Observer",
 	},
 }
 
