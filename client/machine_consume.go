@@ -40,6 +40,7 @@ type task struct {
 	state     taskState
 	verdict   verdict
 	told      bool  // its settlement was sent
+	againAt   int64 // when a settlement that was refused for now is sent again; 0: it was not
 	every     int64 // the ack deadline, in milliseconds
 	renewAt   int64 // milliseconds by our clock
 	lapsesAt  int64
@@ -287,6 +288,8 @@ func (h *hand) confirm(r *strandmqv1.SettleRunResult, now int64) (gone []*task, 
 		case t == nil: // an extend that was overtaken by the settlement
 		case r.GetDeadline() != nil: // extended
 			t.lapsesAt = now + t.every
+		case passing(r.GetProblem()): // nothing changed, or nobody knows yet
+			h.putOff(t, now+max(leastPutOff, r.GetProblem().GetRetryAfterMs()))
 		case t.told && r.GetProblem().GetReason() != "HELD_TOO_LONG": // which is of an extend
 			h.drop(t)
 			if r.GetProblem() != nil {
@@ -306,6 +309,20 @@ func (h *hand) confirm(r *strandmqv1.SettleRunResult, now int64) (gone []*task, 
 		}
 	}
 	return gone, nil
+}
+
+// leastPutOff is how soon, in milliseconds, what was refused for now is told again.
+const leastPutOff = 100
+
+// putOff has what was refused for now told again: the delivery is still this member's, as
+// where its partition is between two leaders. To give it up would have the message wait
+// for its deadline, and then be handled a second time.
+func (h *hand) putOff(t *task, at int64) {
+	if t.told {
+		t.told, t.againAt = false, at
+		return
+	}
+	t.renewAt = at
 }
 
 // lose takes a delivery out of this member's hands, and tells whether a handler
@@ -336,11 +353,16 @@ func (h *hand) drop(t *task) {
 	}
 }
 
-// tick extends what is half way to its deadline, and gives up what is beyond.
+// tick extends what is half way to its deadline, gives up what is beyond, and tells again
+// what was refused for now.
 func (h *hand) tick(now int64) (gone []*task) {
 	for _, t := range h.held {
 		switch {
 		case t.state == taskSettling:
+			if t.againAt > 0 && now >= t.againAt {
+				t.againAt = 0
+				h.settle = append(h.settle, t)
+			}
 		case now >= t.lapsesAt:
 			if h.lose(t) {
 				gone = append(gone, t)

@@ -139,6 +139,51 @@ func TestHandExtends(t *testing.T) {
 	}
 }
 
+// What is refused for now is told again after a while: the delivery is still this member's.
+// Until it is known, nothing is given up: no handler is told to stop, and none runs twice.
+func TestHandTellsAgainWhatWasRefusedForNow(t *testing.T) {
+	for _, reason := range []string{"NOT_LEADER", "OUTCOME_UNKNOWN", "QUEUE_FULL"} {
+		h := newHand("t", "g", 100, 2)
+		arrives(t, h, 0, gives(t, 1, 1, 50, "0:a", "1:b", "2:c"))
+		ts, _ := starts(h, 0)
+		h.finish(ts[0], ackIt)
+		wants(t, "the ack", said(h.frame()), "+1 ACK 1-1")
+		passes := func(first, last uint64) *strandmqv1.ConsumeResponse {
+			f := settled(first, last, reason)
+			f.Settled[0].Problem.RetryAfterMs = 500
+			return f
+		}
+		arrives(t, h, 0, passes(1, 1))
+		h.tick(499)
+		wants(t, "too early", said(h.frame()), "nothing")
+		h.tick(500)
+		wants(t, "the ack again", said(h.frame()), "+0 ACK 1-1")
+		h.tick(2 * second)
+		wants(t, "while it is on its way", said(h.frame()), "nothing")
+		arrives(t, h, 0, settled(1, 1, ""))
+		if h.late != 0 || len(h.held) != 2 || h.idle() {
+			t.Errorf("%s: %d late, %d held", reason, h.late, len(h.held))
+		}
+		// The same of an extend, of what runs and of what waits.
+		h.tick(15 * second)
+		wants(t, "half way", said(h.frame()), "+0 EXTEND 2-3")
+		if gone := arrives(t, h, 15*second, passes(2, 3)); len(gone) > 0 {
+			t.Errorf("%s: %d handlers should stop", reason, len(gone))
+		}
+		h.tick(15*second + 499)
+		wants(t, "too early", said(h.frame()), "nothing")
+		h.tick(15*second + 500)
+		wants(t, "the extend again", said(h.frame()), "+0 EXTEND 2-3")
+		// Refused until its session is lost: what was handled is not handled again.
+		h.finish(ts[1], ackIt)
+		wants(t, "the other ack", said(h.frame()), "+1 ACK 2-2")
+		arrives(t, h, 16*second, passes(2, 2))
+		h.closed()
+		arrives(t, h, 17*second, gives(t, 1, 2, 50, "1:b"))
+		wants(t, "when it comes again", said(h.frame()), "+1 ACK 1-1")
+	}
+}
+
 // When a session is lost, nothing of a key starts while its handler still runs,
 // and what that one decided is told when the message comes again.
 func TestHandAfterALostSession(t *testing.T) {

@@ -24,6 +24,10 @@ type StreamRequest struct {
 	// called once, with a result for each. Batches of a partition are applied in
 	// the order of the calls.
 	Elsewhere func(p partition.PartitionID, list []Settlement, done func([]SettleResult)) bool
+	// Again, if set, has settlements that a partition did not take here made again where
+	// it is led by now. It calls done once, with these results or better ones, and must
+	// not block.
+	Again func(list []Settlement, results []SettleResult, done func([]SettleResult))
 	// Told, if set, is called when Hungry or Ends may have something. It must not
 	// block.
 	Told func()

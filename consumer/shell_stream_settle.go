@@ -183,8 +183,8 @@ func (st *Stream) Settle(ctx context.Context, runs []SettleRun, done func([]Sett
 	}
 	var mu sync.Mutex
 	left := len(batches)
-	finish := func(b *settleBatch, res any, err error) {
-		b.res = settled(b.part, len(b.what), res, err)
+	finish := func(b *settleBatch, res []SettleResult) {
+		b.res = res
 		mu.Lock()
 		left--
 		last := left == 0
@@ -195,14 +195,22 @@ func (st *Stream) Settle(ctx context.Context, runs []SettleRun, done func([]Sett
 	}
 	for _, b := range batches {
 		if far := st.req.Elsewhere; far != nil {
-			took := far(b.part, st.tokens(b.what), func(res []SettleResult) { finish(b, res, nil) })
+			took := far(b.part, st.tokens(b.what), func(res []SettleResult) { finish(b, res) })
 			if took {
 				continue
 			}
 		}
+		here := func(res any, err error) {
+			got := settled(b.part, len(b.what), res, err)
+			if err != nil && st.req.Again != nil { // it may be led elsewhere since just now
+				st.req.Again(st.tokens(b.what), got, func(res []SettleResult) { finish(b, res) })
+				return
+			}
+			finish(b, got)
+		}
 		cmd := encodeSettle(st.s.stamp(ctx, b.part, st.req.Group), st.req.Group, b.what)
-		if err := st.s.host.ProposeAsync(b.part, cmd, func(res any, err error) { finish(b, res, err) }); err != nil {
-			finish(b, nil, err)
+		if err := st.s.host.ProposeAsync(b.part, cmd, here); err != nil {
+			here(nil, err)
 		}
 	}
 }

@@ -323,3 +323,58 @@ func TestStreamSettleFarNumbers(t *testing.T) {
 		}
 	}
 }
+
+// moody is a host whose partitions take no settlements for a while.
+type moody struct {
+	Replicas
+	err  error // nil: they take them
+	late bool  // the refusal comes as the command's outcome
+}
+
+func (m *moody) ProposeAsync(id partition.PartitionID, cmd []byte, done func(any, error)) error {
+	switch {
+	case m.err == nil:
+		return m.Replicas.ProposeAsync(id, cmd, done)
+	case m.late:
+		done(nil, m.err)
+		return nil
+	}
+	return m.err
+}
+
+// What a partition did not take here is offered to whoever may know where it is led by now,
+// with tokens that are good anywhere; what became of it there counts.
+func TestStreamHasRefusedSettlementsMadeAgain(t *testing.T) {
+	for _, late := range []bool{false, true} {
+		w := newWorld(1)
+		s := w.shell()
+		if err := s.CreateGroup(context.Background(), 1, GroupSpec{ID: 1, Name: "G", Policy: Default()}); err != nil {
+			t.Fatal(err)
+		}
+		host := &moody{Replicas: s.host, late: late}
+		s.host = host
+		offered := 0
+		st := opened(t, s, StreamRequest{
+			Group: 1, Member: "A", Session: 1,
+			Elsewhere: func(partition.PartitionID, []Settlement, func([]SettleResult)) bool { return false },
+			Again: func(list []Settlement, results []SettleResult, done func([]SettleResult)) {
+				if !errors.Is(results[0].Err, host.err) {
+					t.Errorf("offered with %v", results)
+				}
+				offered += len(list)
+				host.err = nil
+				done(s.Settle(context.Background(), 1, list))
+			},
+		}, Share{Partition: 1})
+		st.AddCredit(10)
+		w.publish(1, "a", "b")
+		streamed(t, st)
+		host.err = &partition.ErrNotLeader{Partition: 1}
+		if rs := settleRuns(st, SettleRun{First: 1, Last: 2, Action: Ack}); len(rs) != 1 || rs[0].Err != nil || offered != 2 {
+			t.Errorf("late %v: settled %+v, %d were offered", late, rs, offered)
+		}
+		if len(st.kept) != 0 {
+			t.Errorf("%d blocks are kept", len(st.kept))
+		}
+	}
+}

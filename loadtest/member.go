@@ -168,7 +168,8 @@ func (m *member) session(ctx, all context.Context, s Session) (err error) {
 	if failed != nil {
 		err = failed
 	}
-	if isReason(err, "SESSION_ENDED") {
+	// Who crashes does not hear whether the broker had ended the session just before.
+	if isReason(err, "SESSION_ENDED") || errors.Is(err, errCrashed) {
 		m.g.mu.Lock()
 		m.g.judge.Ended(number)
 		m.g.mu.Unlock()

@@ -151,12 +151,55 @@ func (x *streamSession) Receive(ctx context.Context, most int, wait time.Duratio
 	return nil, nil
 }
 
-// Settle implements Session.
+// Settle implements Session. What was refused for now is settled again: its number is
+// good until it is settled, or stale.
 func (x *streamSession) Settle(ctx context.Context, list []Settlement) ([]check.Outcome, error) {
 	out := make([]check.Outcome, len(list))
 	for i := range out {
 		out[i] = check.Unknown
 	}
+	pending := list
+	places := make([]int, len(list)) // of pending in list
+	for i := range places {
+		places[i] = i
+	}
+	_, err := again(ctx, x.b.c.RetryFor, func() (struct{}, error) {
+		answers, err := x.settle(ctx, pending)
+		var later []Settlement
+		var where []int
+		var why *Refusal
+		for i, r := range answers {
+			switch reason := r.GetProblem().GetReason(); {
+			case r == nil: // the error says why
+			case reason == "" && r.GetDeadLettered():
+				out[places[i]] = check.Buried
+			case reason == "" && pending[i].Nack:
+				out[places[i]] = check.Failed
+			case reason == "":
+				out[places[i]] = check.Acked
+			case reason == "STALE_DELIVERY" || reason == "SESSION_ENDED" || reason == "UNKNOWN_MESSAGE":
+				out[places[i]] = check.Stale
+			default:
+				n := &Refusal{}
+				refuse(n, r.GetProblem())
+				n.Passing = n.Passing || reason == "OUTCOME_UNKNOWN"
+				if why == nil || why.Passing && (!n.Passing || n.RetryAfter > why.RetryAfter) {
+					why = n
+				}
+				later, where = append(later, pending[i]), append(where, places[i])
+			}
+		}
+		if err == nil && why != nil {
+			err = why
+		}
+		pending, places = later, where
+		return struct{}{}, err
+	})
+	return out, err
+}
+
+// settle settles once, and gives the answers in their places; nil where none came.
+func (x *streamSession) settle(ctx context.Context, list []Settlement) ([]*strandmqv1.SettleRunResult, error) {
 	limit, cancel := context.WithTimeout(ctx, callTime)
 	defer cancel()
 	x.mu.Lock()
@@ -193,39 +236,23 @@ func (x *streamSession) Settle(ctx context.Context, list []Settlement) ([]check.
 		return false
 	}
 	late := waitFor(limit, &x.moved, func() bool { return x.end != nil || !missing() })
-	var failed error
+	lacks := missing()
+	answers := make([]*strandmqv1.SettleRunResult, len(list))
 	for i, s := range list {
-		r := x.settled[s.Number]
+		answers[i] = x.settled[s.Number]
 		delete(x.settled, s.Number)
-		if r == nil {
-			continue
-		}
-		switch reason := r.GetProblem().GetReason(); {
-		case r.GetProblem() == nil && r.GetDeadLettered():
-			out[i] = check.Buried
-		case r.GetProblem() == nil && s.Nack:
-			out[i] = check.Failed
-		case r.GetProblem() == nil:
-			out[i] = check.Acked
-		case reason == "STALE_DELIVERY" || reason == "SESSION_ENDED" || reason == "UNKNOWN_MESSAGE":
-			out[i] = check.Stale
-		default:
-			why := &Refusal{}
-			refuse(why, r.GetProblem())
-			failed = why
-		}
 	}
 	switch {
-	case failed != nil:
-		return out, failed
-	case x.end != nil && slices.Contains(out, check.Unknown):
-		return out, ended(x.end, x.b.server)
+	case !lacks:
+		return answers, nil
+	case x.end != nil:
+		return answers, ended(x.end, x.b.server)
 	case ctx.Err() != nil:
-		return out, ctx.Err()
+		return answers, ctx.Err()
 	case late != nil:
-		return out, &Refusal{Text: fmt.Sprintf("the broker at %s has not answered settlements for %v", x.b.server, callTime)}
+		return answers, &Refusal{Text: fmt.Sprintf("the broker at %s has not answered settlements for %v", x.b.server, callTime)}
 	}
-	return out, nil
+	return answers, nil
 }
 
 // Drop implements Session.

@@ -32,6 +32,10 @@ func TestMain(m *testing.M) {
 			panic(err)
 		}
 	}
+	if program := programs[filepath.Base(os.Args[0])]; program != nil {
+		program()
+		return
+	}
 	testscript.Main(leakChecked{m}, map[string]func(){"strandmq": main})
 }
 

@@ -65,6 +65,9 @@ type gather struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 
+	ending sync.Mutex // after all others: partitions hold it for a moment, too
+	ended  bool       // guarded by ending: nothing more is made to run that settles
+
 	mu      sync.Mutex // before the locks of attachments and of the stream
 	shares  []consumer.Share
 	own     map[partition.PartitionID]bool // asked here
@@ -88,7 +91,7 @@ func (d *dispatch) gather(req consumer.StreamRequest, mem *holding) (*gather, er
 		d: d, mem: mem, wake: make(chan struct{}, 1), starved: make(chan struct{}, 1), own: map[partition.PartitionID]bool{},
 		had: map[partition.PartitionID]bool{}, at: map[partition.NodeID]*attachment{},
 	}
-	req.Elsewhere = g.settleElsewhere
+	req.Elsewhere, req.Again = g.settleElsewhere, g.settleAgain
 	req.Told = func() { nudge(g.wake) }
 	var err error
 	if g.Stream, err = d.b.groups.Open(req); err != nil {
@@ -439,24 +442,7 @@ func (g *gather) settleElsewhere(p partition.PartitionID, list []consumer.Settle
 	if n == g.d.b.cfg.Node {
 		return false
 	}
-	again := func(results []consumer.SettleResult) {
-		if !retries(list, results) {
-			done(results)
-			return
-		}
-		g.mu.Lock()
-		defer g.mu.Unlock()
-		if g.closed {
-			results := settledAs(len(list), &partition.ErrOutcomeUnknown{Partition: p, Why: "the stream ended before its answer came"})
-			go done(results) // not here: who is told may look at the stream
-			return
-		}
-		g.running.Go(func() { // ends with the patience of one call, or the stream
-			ctx, cancel := context.WithTimeout(g.ctx, leaderPatience)
-			defer cancel()
-			done(g.d.settle(ctx, g.req.Group, list))
-		})
-	}
+	again := func(results []consumer.SettleResult) { g.settleAgain(list, results, done) }
 	g.mu.Lock()
 	a := g.at[n]
 	g.mu.Unlock()
@@ -464,6 +450,26 @@ func (g *gather) settleElsewhere(p partition.PartitionID, list []consumer.Settle
 		again(settledAs(len(list), notLed(p)))
 	}
 	return true
+}
+
+// settleAgain implements StreamRequest.Again, for what other nodes did not take, too.
+func (g *gather) settleAgain(list []consumer.Settlement, results []consumer.SettleResult, done func([]consumer.SettleResult)) {
+	if !retries(list, results) {
+		done(results)
+		return
+	}
+	g.ending.Lock()
+	defer g.ending.Unlock()
+	if g.ended {
+		why := &partition.ErrOutcomeUnknown{Partition: list[0].Token.Partition, Why: "the stream ended before its answer came"}
+		go done(settledAs(len(list), why)) // not here: who is told may look at the stream
+		return
+	}
+	g.running.Go(func() { // ends with the patience of one call, or the stream
+		ctx, cancel := context.WithTimeout(g.ctx, leaderPatience)
+		defer cancel()
+		done(g.d.settle(ctx, g.req.Group, list))
+	})
 }
 
 // retries tells whether settlements that did not get through may be made again.
@@ -558,6 +564,9 @@ func (g *gather) detach() map[partition.PartitionID]bool {
 	had := g.had
 	g.had = nil
 	g.mu.Unlock()
+	g.ending.Lock()
+	g.ended = true
+	g.ending.Unlock()
 	g.cancel()
 	g.Detach()
 	g.running.Wait()

@@ -128,9 +128,11 @@ type ending struct {
 }
 
 // early is a hand-out that came before an earlier one of its message was due to
-// lapse. That is wrong unless the session of the earlier one had ended.
+// lapse. That is wrong unless the session of the earlier one had ended. A broker that stops
+// in good order ends sessions, too, and charges nothing: then it is the same attempt.
 type early struct {
 	session uint64
+	promise string
 	text    string
 }
 
@@ -339,7 +341,14 @@ func (s *Strands) again(h *held, a Arrival) {
 			continue
 		}
 		if o.session != a.Session && o.state != given && !o.gone {
-			s.say(&s.v.Overlapping, "P5", "attempt %d of %v was handed out twice", a.Attempt, h.sent)
+			first := o.session
+			if a.HandedOut < o.handedOut {
+				first = a.Session // its answer was long on its way
+			}
+			s.suspect(early{first, "P5", fmt.Sprintf("attempt %d of %v was handed out twice", a.Attempt, h.sent)})
+			if first == a.Session {
+				return
+			}
 		}
 		*o = a.hold()
 		return
@@ -355,7 +364,7 @@ func (s *Strands) again(h *held, a Arrival) {
 			before, after = after, before // an answer that was long on its way
 		}
 		if before.state != given && !before.gone && after.handedOut < before.deadline {
-			s.suspect(early{before.session, fmt.Sprintf("attempt %d of %v was handed out %d ms before attempt %d was due to lapse",
+			s.suspect(early{before.session, "P3", fmt.Sprintf("attempt %d of %v was handed out %d ms before attempt %d was due to lapse",
 				after.attempt, h.sent, before.deadline-after.handedOut, before.attempt)})
 		}
 	}
@@ -495,7 +504,7 @@ func (s *Strands) suspect(e early) {
 	if len(s.early) < s.c.Remember {
 		s.early = append(s.early, e)
 	} else {
-		s.say(&s.v.Overlapping, "P3", "%s", e.text)
+		s.say(&s.v.Overlapping, e.promise, "%s", e.text)
 	}
 }
 
@@ -567,7 +576,7 @@ func (s *Strands) Finish(e End) Verdict {
 		}
 	}
 	for _, x := range s.early {
-		s.say(&s.v.Overlapping, "P3", "%s", x.text)
+		s.say(&s.v.Overlapping, x.promise, "%s", x.text)
 	}
 	s.early = nil
 	return s.v
