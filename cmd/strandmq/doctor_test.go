@@ -12,9 +12,13 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/vfs/errorfs"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/internal/broker"
@@ -334,6 +338,74 @@ func TestDoctorSeesFullDisk(t *testing.T) {
 	if _, whole, _ := examine(t, full.URL()); !strings.Contains(whole, "topic orders takes ") {
 		t.Errorf("nothing says what fills it:\n%s", whole)
 	}
+}
+
+// A node whose disk is nearly too full.
+func TestDoctorSeesDiskFilling(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	b := ward(t, dir)
+	at(t, b.URL(), "orders", nil).store(3, "a")
+	free := granted(t, dial(b.URL()).node.NodeInfo, &strandmqv1.NodeInfoRequest{}).GetDisk().GetFreeBytes()
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	filling := ward(t, dir, func(c *broker.Config) { c.DiskReserve = int64(free / 3 * 2) })
+	diagnoses(t, filling.URL(), doctor.DiskFilling, "--behind", "1h")
+	if _, whole, _ := examine(t, filling.URL(), "--behind", "1h"); !strings.Contains(whole, "topic orders takes ") {
+		t.Errorf("nothing says what fills it:\n%s", whole)
+	}
+}
+
+// A disk takes a second for each sync, does not come back from one, and is well again.
+func TestDoctorSeesSlowDisk(t *testing.T) {
+	t.Parallel()
+	var slow, stuck atomic.Bool
+	back := make(chan struct{})
+	disk := errorfs.Wrap(vfs.Default, errorfs.InjectorFunc(func(op errorfs.Op) error {
+		if op.Kind != errorfs.OpFileSync && op.Kind != errorfs.OpFileSyncData && op.Kind != errorfs.OpFileSyncTo {
+			return nil
+		}
+		if slow.Load() {
+			time.Sleep(1100 * time.Millisecond) // what a slow disk is: a second or more
+		}
+		if stuck.Load() {
+			<-back
+		}
+		return nil
+	}))
+	b := ward(t, t.TempDir(), func(c *broker.Config) { c.Store.FS, c.Store.StallStop = disk, time.Hour })
+	p := at(t, b.URL(), "orders", nil)
+	stop, published := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(published)
+		for i := 0; ; i++ {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			// It may be refused: the disk is stuck.
+			_, _ = p.api.publish.Publish(context.Background(), &strandmqv1.PublishRequest{Topic: "orders", Messages: []*strandmqv1.Message{named(fmt.Sprint("a", i))}})
+		}
+	}()
+	release := sync.OnceFunc(func() {
+		slow.Store(false)
+		stuck.Store(false)
+		close(back)
+		close(stop)
+		<-published
+	})
+	defer release()
+	slow.Store(true)
+	diagnoses(t, b.URL(), doctor.DiskSlow, "--behind", "1h", "--watch", "3s")
+	stuck.Store(true)
+	diagnoses(t, b.URL(), doctor.DiskStuck, "--behind", "1h")
+	release()
+	until(t, "nothing is wrong with the disk", func() bool {
+		_, whole, _ := examine(t, b.URL(), "--behind", "1h")
+		return !strings.Contains(whole, "DISK_")
+	})
 }
 
 // A bit flips in what is stored.

@@ -110,8 +110,11 @@ func (d *diagnosis) node(n *Node) {
 		at = ""
 	}
 	if disk.Stuck > 0 {
-		d.add(Critical, DiskStuck, about, fmt.Sprintf("the disk of node %s has not come back from a write for %s: nothing is published there", nodeName(n.ID), rough(disk.Stuck))).
-			say("%s took a second or more", some(n.SlowWrites, "write")).next("strandmq node%s", at)
+		f := d.add(Critical, DiskStuck, about, fmt.Sprintf("the disk of node %s has not come back from a write for %s: nothing is published there", nodeName(n.ID), rough(disk.Stuck)))
+		if n.SlowWrites > 0 {
+			f.say("%s took a second or more before", some(n.SlowWrites, "write"))
+		}
+		f.next("strandmq node%s", at)
 	}
 	switch filling := max(2*disk.Reserve, disk.Total/10); {
 	case disk.Low:

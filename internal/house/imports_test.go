@@ -170,7 +170,7 @@ var fences = []fence{
 	{
 		// The simulator is a test all through: it stands under the store, as its disk.
 		module: "github.com/cockroachdb/pebble", only: []string{"partition/logstore", "internal/sim"},
-		tests: []string{"partition", "consumer", "coordinator", "internal/broker"},
+		tests: []string{"partition", "consumer", "coordinator", "internal/broker", "cmd/strandmq"},
 		why:   "only partition/logstore knows Pebble; take its types, such as logstore.FS (tests may use Pebble's crashable and failing filesystems)",
 	},
 	{
