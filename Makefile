@@ -67,7 +67,10 @@ house: build ## Import table, package pages, promises, links, dependency list, R
 bin/grpcurl: tools/grpcurl/go.mod ## grpcurl, for the test of reflection
 	$(GO) build -modfile=tools/grpcurl/go.mod -o $@ $(GRPCURL)
 
-unit: bin/grpcurl ## Tests of all packages; at the end it names the skipped ones
+bin/alerts: tools/alerts/go.mod tools/alerts/main.go ## Prometheus' own engine, for the test of the alert rules
+	cd tools/alerts && $(GO) build -o ../../$@ .
+
+unit: bin/grpcurl bin/alerts ## Tests of all packages; at the end it names the skipped ones
 	@echo 'STRANDMQ_KILLS=$(KILLS) $(GO) test of all packages'
 	@mkdir -p bin
 	@{ STRANDMQ_KILLS=$(KILLS) $(GO) test -v -vet=off -timeout 30m $$($(GO) list ./... | grep -v /internal/house) 2>&1; echo "=== EXIT $$?"; } | awk -v keep=bin/skipped -f tools/tests.awk
@@ -184,6 +187,7 @@ tidy: ## Tidy all modules
 	cd tools && $(GO) mod tidy
 	cd tools/lint && $(GO) mod tidy
 	cd tools/grpcurl && $(GO) mod tidy
+	cd tools/alerts && $(GO) mod tidy
 
 clean: ## Remove what was built; data folders stay
 	rm -rf bin

@@ -35,6 +35,7 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		return
 	}
 	b.collectStore(ch)
+	b.collectCluster(ch)
 	gauge("stream_memory_bytes", "What all streams hold: batches and answers that wait, deliveries on their way, and what is set aside.", nil, float64(b.memory.inUse()))
 	gauge("stream_memory_limit_bytes", "What all streams may hold: --stream-memory.", nil, float64(b.cfg.StreamMemory))
 	if room, low := b.disk.state(); room.Total > 0 {
@@ -42,6 +43,7 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		if low {
 			full = 1
 		}
+		gauge("disk_size_bytes", "Size of the data folder's file system.", nil, float64(room.Total))
 		gauge("disk_free_bytes", "Room left on the data folder's file system.", nil, float64(room.Free))
 		gauge("disk_reserve_bytes", "Room below which publishes are refused.", nil, float64(b.disk.reserve))
 		gauge("disk_low", "1 while publishes are refused for want of room.", nil, full)

@@ -1,0 +1,81 @@
+package broker
+
+import (
+	"math"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/coordinator/placement"
+	"github.com/strandmq/strandmq/partition"
+)
+
+// collectCluster gives what this node sees of the others and of their replicas. All nodes
+// tell who is there and what has no leader: the one that would know best may be the one
+// that is away.
+func (b *Broker) collectCluster(ch chan<- prometheus.Metric) {
+	gauge := func(name, help string, labels []string, v float64, values ...string) {
+		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("strandmq_"+name, help, labels, nil), prometheus.GaugeValue, v, values...)
+	}
+	m := b.coord.View()
+	active := 0
+	for n := range m.Nodes() {
+		if n.State == coordinator.Active {
+			active++
+		}
+	}
+	leaderless, short := 0, 0
+	look := func(p *coordinator.Partition, wanted int) {
+		info, err := b.host.Info(p.ID)
+		here := err == nil && info.Fault == ""
+		switch {
+		case len(b.missing(p.ID)) > 0, here && info.Leader == 0:
+			leaderless++
+		case here && info.Leading && b.replicasThere(info) < wanted:
+			short++
+		}
+	}
+	if p, ok := m.Partition(partition.Metadata); ok {
+		look(p, placement.MetadataVoters(len(p.Replicas), active))
+	}
+	for t := range m.Topics() {
+		if t.Phase != coordinator.Ready {
+			continue
+		}
+		for i := range t.Partitions {
+			p := &t.Partitions[i]
+			look(p, placement.Wanted(t.Config.Replication, len(p.Replicas), active))
+		}
+	}
+	gauge("partitions_without_leader", "Partitions, the metadata log among them, that have no leader as far as this node knows.", nil, float64(leaderless))
+	gauge("under_replicated_partitions", "Partitions, the metadata log among them, that this node leads with fewer replicas there than wanted.", nil, float64(short))
+	if b.agent == nil {
+		return
+	}
+	label := []string{"node"}
+	for _, n := range b.agent.transport.Nodes() {
+		name, up := partition.NodeID(n.Node).String(), 0.0
+		if n.Up {
+			up = 1
+		}
+		gauge("node_up", "1 while this node hears of the other one.", label, up, name)
+		if n.To {
+			// As clockOff has it: what the way may account for is no difference.
+			off := max(0, n.Skew.Abs()-n.RoundTrip/2).Seconds()
+			gauge("node_clock_skew_seconds", "How far the other node's clock is ahead of this one's at least; below 0: behind.", label, math.Copysign(off, n.Skew.Seconds()), name)
+		}
+	}
+	if id := b.agent.identity; id != nil {
+		gauge("certificate_expires_timestamp_seconds", "When the certificate ends by which the other nodes know this one; a new one is made when half of its time is over.", nil, float64(id.Expires().Unix()))
+	}
+}
+
+// replicasThere counts the replicas of a partition that count, and whose nodes are there.
+func (b *Broker) replicasThere(info partition.Info) (n int) {
+	for _, r := range info.Voters {
+		if b.agent == nil || b.agent.isUp(r.Node()) {
+			n++
+		}
+	}
+	return n
+}
