@@ -128,7 +128,7 @@ func (c *cluster) admit(at coordinator.Address, then func(*node)) {
 
 // machine is one more node, which is off.
 func (s *Sim) machine(id partition.NodeID, at coordinator.Address) *node {
-	n := &node{s: s, id: id, at: at, disk: newEmptyDisk(), held: make(map[partition.PartitionID]*place), rot: make(map[partition.PartitionID]bool)}
+	n := &node{s: s, id: id, at: at, disk: newEmptyDisk(), held: make(map[partition.PartitionID]*place), rot: make(map[partition.PartitionID]bool), flipped: make(map[partition.PartitionID]bool)}
 	s.nodes = append(s.nodes, n)
 	return n
 }

@@ -105,7 +105,7 @@ func (d *deputy) pass() {
 		if at, ok := m.Place(p.ID); ok && at.Topic.Phase != coordinator.Ready {
 			continue
 		}
-		d.step(p, d.keeper.Lead(m, p, info, others, n.rot[p.ID]))
+		d.step(p, d.keeper.Lead(m, p, info, others, n.rot[p.ID] || n.rotten(p.ID) != ""))
 	}
 }
 
@@ -121,6 +121,8 @@ func (d *deputy) own(id partition.PartitionID) duty.Own {
 		own.Damage = info.Fault
 	case info.Fault == "" && d.n.rot[id]:
 		own.Damage = "it was found damaged"
+	case info.Fault == "" && info.Replica != 0:
+		own.Damage = d.n.rotten(id)
 	}
 	return own
 }
@@ -246,6 +248,7 @@ func (d *deputy) erase(id partition.PartitionID, r partition.ReplicaID, done fun
 		if n.held[id] == pl {
 			delete(n.held, id)
 			delete(n.rot, id)
+			delete(n.flipped, id)
 		}
 		done(nil)
 	}
@@ -326,7 +329,10 @@ func (n *node) comesBack() error {
 		case err != nil:
 			delete(n.held, p) // it had not come to the disk, or erasing it had
 			delete(n.rot, p)
-		case info.Fault != "" && !n.rot[p]:
+			delete(n.flipped, p)
+		case info.Damaged && n.spoiled && p == partition.Metadata:
+			return &partition.ErrDamaged{Partition: p, Why: info.Fault}
+		case info.Fault != "" && !n.rot[p] && !(n.spoiled && info.Damaged):
 			return fmt.Errorf("%v: partition %v came back stopped: %s", n.id, p, info.Fault)
 		default:
 			pl.out = false

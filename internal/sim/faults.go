@@ -35,6 +35,9 @@ func (s *Sim) strike(kind string) {
 	if !n.up && kind != "cut" && kind != "loss" && kind != "member" {
 		return
 	}
+	if kind == "flip" && !s.mayFlip(n) {
+		return
+	}
 	s.count.faults[kind]++
 	undo := func(d time.Duration, do func()) {
 		s.after(d, "undo", func() {
@@ -77,6 +80,8 @@ func (s *Sim) strike(kind string) {
 	case "fsync":
 		s.say("%v: the next fsync fails", n.id)
 		n.failing = true
+	case "flip":
+		s.flips(n)
 	case "full":
 		s.fills(n)
 	case "jump":

@@ -17,17 +17,19 @@ import (
 // core when something came, has at most two writes on their way to the disk, and
 // tells the core when they are durable.
 type node struct {
-	s     *Sim
-	id    partition.NodeID
-	boot  int                              // counts; what was meant for an earlier one is void
-	held  map[partition.PartitionID]*place // the replicas that it was told to have
-	rot   map[partition.PartitionID]bool   // those that are damaged
-	up    bool
-	disk  *disk
-	store *logstore.Store
-	core  *partition.Node
-	shell *consumer.Shell
-	apps  map[partition.PartitionID]*app
+	s       *Sim
+	id      partition.NodeID
+	boot    int                              // counts; what was meant for an earlier one is void
+	held    map[partition.PartitionID]*place // the replicas that it was told to have
+	rot     map[partition.PartitionID]bool   // those that are said to be damaged
+	flipped map[partition.PartitionID]bool   // those of which something is damaged, and that were not made anew since
+	spoiled bool                             // something on its disk is or was damaged
+	up      bool
+	disk    *disk
+	store   *logstore.Store
+	core    *partition.Node
+	shell   *consumer.Shell
+	apps    map[partition.PartitionID]*app
 
 	writes  []flight
 	stalls  time.Duration // the disk takes so much longer for each write
@@ -105,16 +107,23 @@ func (n *node) setClock(by time.Duration, skew float64) {
 	n.since, n.skew = n.s.now, skew
 }
 
+// storeConfig is how the node's store is opened.
+func (n *node) storeConfig() logstore.Config {
+	c := logstore.Config{
+		FS: n.disk, Dir: "data", CacheBytes: 1 << 20, MemTableBytes: n.s.plan.memTable, MinSyncInterval: -1,
+		ScrubBytesPerSecond: -1, WitnessInterval: 10 * time.Second, StallAfter: time.Hour, StallStop: 2 * time.Hour,
+	}
+	c.Simulated = n.s.plan.has("flip")
+	return c
+}
+
 // start boots the node from its disk.
 func (n *node) start() error {
 	n.boot++
 	n.disk = newDisk(n.disk.mem, &n.room)
 	n.disk.lies = n.s.options.Plant == "unsynced"
 	var err error
-	n.store, err = logstore.Open(logstore.Config{
-		FS: n.disk, Dir: "data", CacheBytes: 1 << 20, MemTableBytes: n.s.plan.memTable, MinSyncInterval: -1,
-		ScrubBytesPerSecond: -1, WitnessInterval: 10 * time.Second, StallAfter: time.Hour, StallStop: 2 * time.Hour,
-	})
+	n.store, err = logstore.Open(n.storeConfig())
 	if err != nil {
 		return fmt.Errorf("%v does not come back: opening its store: %w", n.id, err)
 	}
@@ -161,6 +170,7 @@ func (n *node) start() error {
 	n.low = false
 	n.looksForRoom()
 	n.ticking(n.boot)
+	n.scrubs()
 	n.beating()
 	n.kick()
 	return nil
@@ -444,7 +454,7 @@ func (n *node) back() {
 	if n.up || n.broken {
 		return
 	}
-	if err := n.start(); err != nil && !n.noRoom(err) {
+	if err := n.start(); err != nil && !n.noRoom(err) && !n.unreadable(err) {
 		n.s.fault("%v", err)
 	}
 }

@@ -88,7 +88,7 @@ func (o *operator) look() {
 		}
 		o.s.judge.look(n)
 		o.g.counts(st)
-		o.g.dead(ds)
+		o.g.dead(n, ds)
 		o.state, o.looked = st, true
 		return nil
 	}, func(err error) {

@@ -89,10 +89,17 @@ func (n *node) erase(p partition.PartitionID) {
 func (n *node) lose() {
 	n.off("disk lost", 0)
 	n.s.say("%v has lost its disk", n.id)
+	n.lostDisk()
+}
+
+// lostDisk is what follows.
+func (n *node) lostDisk() {
 	n.disk = newEmptyDisk()
 	if !n.s.planted.is("reused-id", 1) {
 		clear(n.held)
 		clear(n.rot)
+		clear(n.flipped)
+		n.spoiled = false
 	}
 }
 
@@ -152,7 +159,7 @@ func (s *Sim) moves() bool {
 		}
 	}
 	for _, n := range s.nodes {
-		if n.up && len(n.deputy.busy) > 0 || !n.broken && len(n.rot) > 0 {
+		if n.up && len(n.deputy.busy) > 0 || !n.broken && len(n.rot)+len(n.flipped) > 0 {
 			return true
 		}
 	}

@@ -44,7 +44,7 @@ type plan struct {
 // The kinds of faults, and of what operators do.
 var (
 	faultKinds    = []string{"power", "stall", "fsync", "jump", "drift", "cut", "loss", "member", "checkpoint"}
-	diskKinds     = []string{"full"}
+	diskKinds     = []string{"full", "flip"}
 	operatorKinds = []string{"pause", "policy", "reset", "replay", "discard", "trim", "leave"}
 	placeKinds    = []string{"lose", "change", "transfer"} // with several nodes only
 )
@@ -133,6 +133,8 @@ func draw(o Options) plan {
 				p.kinds = append(p.kinds, k)
 			}
 		}
+	} else {
+		p.kinds = slices.DeleteFunc(p.kinds, func(k string) bool { return k == "flip" }) // nobody would make anew what is damaged
 	}
 	return p
 }

@@ -53,6 +53,7 @@ var Plants = []struct {
 	{"early-erase", "a node erases a replica that leaves and may have its vote yet", 1, 3, false, true},
 	{"unheard-members", "signs of life of members are confirmed and do not count", 28, 3, false, true},
 	{"full-leads", "nobody is told that a node's disk is full", 26, 3, true, true},
+	{"unreported-damage", "what a read finds damaged is not told", 2, 3, true, true},
 	{"never-down", "nobody is told that a node is down, or that its disk hangs", 10, 3, true, false},
 }
 

@@ -214,7 +214,7 @@ func (s *Sim) run() {
 // scatter has partitions begin on the first nodes, at once.
 func (s *Sim) scatter() {
 	for i := range s.plan.nodes + s.plan.spares {
-		n := &node{s: s, id: partition.NodeID(i + 1), disk: newEmptyDisk(), held: make(map[partition.PartitionID]*place), rot: make(map[partition.PartitionID]bool)}
+		n := &node{s: s, id: partition.NodeID(i + 1), disk: newEmptyDisk(), held: make(map[partition.PartitionID]*place), rot: make(map[partition.PartitionID]bool), flipped: make(map[partition.PartitionID]bool)}
 		s.nodes = append(s.nodes, n)
 		for _, p := range s.parts() {
 			if i < s.plan.nodes {

@@ -25,6 +25,10 @@ func (n *node) sendSnapshots() {
 	for _, need := range n.core.Snapshots() {
 		n.s.count.snapshots++
 		x, err := need.Open()
+		if n.excuses(err) {
+			n.core.SnapshotSent(need, false)
+			continue
+		}
 		if err != nil {
 			n.s.fault("%v: export of %v: %v", n.id, need.Partition, err)
 			return
@@ -32,6 +36,10 @@ func (n *node) sendSnapshots() {
 		st := &streamed{n: n, boot: n.boot, need: need, x: x, to: n.s.node(need.To.Node())}
 		n.later(10*time.Second, "snapshot lost", func() { st.tell(false) })
 		data, err := x.From(0)
+		if n.excuses(err) {
+			st.tell(false)
+			continue
+		}
 		if err != nil {
 			n.s.fault("%v: export of %v: %v", n.id, need.Partition, err)
 			return
@@ -139,6 +147,10 @@ func (st *streamed) answered(err error) {
 	st.went++
 	next := gap.Next
 	data, err := st.x.From(next)
+	if st.n.excuses(err) {
+		st.tell(false)
+		return
+	}
 	if err != nil {
 		st.n.s.fault("%v: export of %v from chunk %d on: %v", st.n.id, st.need.Partition, next, err)
 		return

@@ -63,6 +63,11 @@ type Config struct {
 	// 24 h.
 	ScrubEvery time.Duration
 
+	// Simulated is for simulators, in which what a read meets must not depend on when
+	// tables are written: each row has a block of its own, which costs a read for each,
+	// and no table is cut because of what its statistics say.
+	Simulated bool
+
 	// Logger takes what is worth knowing; nil drops it.
 	Logger *slog.Logger
 	// OnFault is called from a goroutine of the store: at most once with

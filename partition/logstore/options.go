@@ -42,11 +42,14 @@ func (s *Store) pebbleOptions(readOnly bool) *pebble.Options {
 	for i := range o.Levels {
 		// Batches are compressed by who makes them or not at all.
 		o.Levels[i].Compression = func() *sstable.CompressionProfile { return sstable.NoCompression }
+		if s.cfg.Simulated {
+			o.Levels[i].BlockSize, o.Levels[i].IndexBlockSize = 1, 4<<10
+		}
 		// Most lookups are of message ids that are not there.
 		o.Levels[i].FilterPolicy = bloom.FilterPolicy(10)
 	}
 	// Pebble would look at a table that does not read again and again, at once.
-	o.DisableTableStats = s.unsure
+	o.DisableTableStats = s.unsure || s.cfg.Simulated
 	// What takes a snapshot in has flushed before; every record of the log is a batch.
 	o.Experimental.DisableIngestAsFlushable = func() bool { return true }
 	o.Experimental.EnableDeleteOnlyCompactionExcises = func() bool { return true }
