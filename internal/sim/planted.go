@@ -51,9 +51,9 @@ var Plants = []struct {
 	{"empty-checkpoint", "a checkpoint says how far it goes and has no rows of it", 10, 0, false, false},
 	{"snapshot-without-ids", "a snapshot leaves out the rows that find duplicates", 302, 3, false, false},
 	{"early-erase", "a node erases a replica that leaves and may have its vote yet", 1, 3, false, true},
-	{"unheard-members", "signs of life of members are confirmed and do not count", 28, 3, false, true},
-	{"full-leads", "nobody is told that a node's disk is full", 26, 3, true, true},
-	{"unreported-damage", "what a read finds damaged is not told", 2, 3, true, true},
+	{"unheard-members", "signs of life of members are confirmed and do not count", 55, 3, false, true},
+	{"full-leads", "nobody is told that a node's disk is full", 80, 3, true, true},
+	{"unreported-damage", "what a read finds damaged is not told", 3, 3, true, true},
 	{"never-down", "nobody is told that a node is down, or that its disk hangs", 10, 3, true, false},
 }
 
