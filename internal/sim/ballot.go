@@ -22,7 +22,9 @@ func (j *judge) said(n *node, f partition.Frame) {
 		return
 	}
 	info, err := n.core.Info(f.Partition)
-	if err == nil && info.Fault != "" && !f.Ends() {
+	_, _, acks := f.Ack()
+	_, _, _, votes := f.Vote()
+	if err == nil && info.Fault != "" && !f.Ends() && (acks || votes || j.stopped[seenKey{n.id, f.Partition}] == n.boot) {
 		j.s.fault("I7: %v of %v has stopped, and says %v", n.id, f.Partition, f)
 	}
 	if err == nil && info.Replica != f.From {
@@ -35,6 +37,18 @@ func (j *judge) said(n *node, f partition.Frame) {
 	// is as if the disk had had it for a moment.
 	if i, term, ok := f.Ack(); ok && err == nil && term == info.Term && i > j.durable[b.id][f.From] {
 		j.s.fault("I5: replica %v of %v says that it has the log up to entry %d, and its disk has it up to %d", f.From, b.id, i, j.durable[b.id][f.From])
+	}
+}
+
+// silenced takes note of replicas that have stopped: what they said in the step in which
+// they did is out by now.
+func (j *judge) silenced(n *node) {
+	for _, p := range j.s.logs() {
+		if info, err := n.core.Info(p); err == nil && info.Fault != "" {
+			j.stopped[seenKey{n.id, p}] = n.boot
+		} else {
+			delete(j.stopped, seenKey{n.id, p})
+		}
 	}
 }
 

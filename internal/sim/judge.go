@@ -19,6 +19,7 @@ type judge struct {
 	groups  []*groupBook
 	untried []receipt                                                         // told, and not held against the log yet
 	durable map[partition.PartitionID]map[partition.ReplicaID]partition.Index // how far logs are on disk
+	stopped map[seenKey]int                                                   // the boots in which replicas have stopped
 }
 
 // book is what is known of a partition's log: what any node ever had applied.
@@ -64,7 +65,7 @@ type seen struct {
 }
 
 func (s *Sim) newJudge() *judge {
-	j := &judge{s: s, logs: make(map[partition.PartitionID]*book), durable: make(map[partition.PartitionID]map[partition.ReplicaID]partition.Index)}
+	j := &judge{s: s, logs: make(map[partition.PartitionID]*book), durable: make(map[partition.PartitionID]map[partition.ReplicaID]partition.Index), stopped: make(map[seenKey]int)}
 	for _, p := range s.logs() {
 		j.logs[p] = &book{
 			id: p, entries: make(map[partition.Index]stamp), ids: make(map[string]partition.Offset), seqs: make(map[string]sequence),

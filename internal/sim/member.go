@@ -385,8 +385,7 @@ func retriable(err error) bool {
 	var led *partition.ErrNotLeader
 	var full *partition.ErrFull
 	var away *partition.ErrUnknownPartition // its replica was removed
-	var bad *partition.ErrDamaged
-	return errors.As(err, &bad) || errors.As(err, &away) || errors.As(err, &unknown) || errors.As(err, &stopped) || errors.As(err, &led) || errors.As(err, &full)
+	return damaged(err) || errors.As(err, &away) || errors.As(err, &unknown) || errors.As(err, &stopped) || errors.As(err, &led) || errors.As(err, &full)
 }
 
 // call makes a call to a partition's leader, after the network's time, in a fiber.

@@ -489,4 +489,5 @@ func (n *node) send() {
 		n.s.planted.vouch(f)
 		n.s.net.carry(n, f.To.Node(), partition.AppendFrames(nil, []partition.Frame{f}))
 	}
+	n.s.judge.silenced(n)
 }
