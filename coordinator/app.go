@@ -32,6 +32,8 @@ type Board struct {
 	silent atomic.Pointer[map[partition.NodeID]partition.Millis]
 	// clock is the log's, which only goes forward.
 	clock atomic.Int64
+	// happened is what the log remembers of what happened.
+	happened newestEvents
 }
 
 var _ partition.App = (*App)(nil)
@@ -52,12 +54,13 @@ func NewApp(rows partition.Rows, cfg Config) (*App, error) {
 	}
 	a.clock.Store(int64(mach.clock))
 	a.shown.publish(mach.m)
+	a.happened.publish(mach.events)
 	return a, nil
 }
 
 // Apply runs a command.
 func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
-	before := a.mach.m
+	before, change := a.mach.m, a.mach.events.change
 	r, err := a.mach.apply(at.Index, cmd)
 	if err != nil {
 		return nil, err
@@ -66,6 +69,9 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	// The map comes before the answer, so that who was answered can see it.
 	if a.mach.m != before {
 		a.shown.publish(a.mach.m)
+	}
+	if a.mach.events.change != change {
+		a.happened.publish(a.mach.events)
 	}
 	if a.expiry != nil && r.member != nil {
 		a.expiry.hear(r.member.Session)
@@ -135,8 +141,14 @@ func (a *App) Drive(now partition.Millis, _ partition.Log) (cmds [][]byte, wake 
 		now := a.balancer.silences()
 		a.silent.Store(&now)
 	}
-	if wake == 0 || again != 0 && again < wake {
-		wake = again
+	note, soon := a.balancer.notes(now, a.mach.m, func(n partition.NodeID) Presence { return a.mach.sources[n].presence })
+	if note != nil {
+		propose(note)
+	}
+	for _, at := range []partition.Millis{again, soon} {
+		if wake == 0 || at != 0 && at < wake {
+			wake = at
+		}
 	}
 	return cmds, wake
 }
@@ -162,6 +174,24 @@ func (n *newest) get() *published { return n.now.Load() }
 // publish makes a map the newest. Only the host's goroutine calls it.
 func (n *newest) publish(m *Map) {
 	old := n.now.Swap(&published{m: m, changed: make(chan struct{})})
+	if old != nil {
+		close(old.changed)
+	}
+}
+
+// newestEvents holds the newest events for readers on any goroutine.
+type newestEvents struct {
+	now atomic.Pointer[publishedEvents]
+}
+
+type publishedEvents struct {
+	events  Events
+	changed chan struct{}
+}
+
+// publish makes events the newest. Only the host's goroutine calls it.
+func (n *newestEvents) publish(e Events) {
+	old := n.now.Swap(&publishedEvents{events: e, changed: make(chan struct{})})
 	if old != nil {
 		close(old.changed)
 	}

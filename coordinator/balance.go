@@ -30,6 +30,7 @@ type balancer struct {
 	planned uint64                                // Map.Placed of the last plan
 	planAt  partition.Millis                      // when that was
 	due     bool                                  // plan in the next turn that may
+	noted   partition.Millis                      // when news of nodes was proposed last; 0: not yet
 }
 
 // between is the least time from one plan to the next: what was placed by one
@@ -96,6 +97,55 @@ func (b *balancer) wake(now partition.Millis) partition.Millis {
 		}
 	}
 	return wake
+}
+
+// silentAfter is how long a node is not heard of until that is an event: who is
+// started again is back before.
+const silentAfter partition.Millis = 5_000
+
+// notes returns what is news about nodes, and when there may be more (0: not before a
+// node comes or goes); noted is what the log knows.
+func (b *balancer) notes(now partition.Millis, m *Map, noted func(partition.NodeID) Presence) (cmd *storagev1.MetadataCommand, wake partition.Millis) {
+	sooner := func(at partition.Millis) {
+		if wake == 0 || at < wake {
+			wake = at
+		}
+	}
+	var news []*storagev1.NodeNote
+	for _, n := range m.nodes {
+		if n.State == Lost || n.State == Removed {
+			continue
+		}
+		was, is := noted(n.ID), Present
+		if at, silent := b.since[n.ID]; silent {
+			quiet, dead := at+min(silentAfter, b.opt.DeadAfter/2), at+b.opt.DeadAfter+1
+			switch {
+			case now >= dead:
+				is = GivenUp
+			case now >= quiet:
+				is = max(Silent, was)
+				sooner(dead)
+			default:
+				is = was // it is not known yet
+				sooner(quiet)
+			}
+		} else if n.ID != b.self && !b.up[n.ID] {
+			is = was
+		}
+		if is != was {
+			news = append(news, &storagev1.NodeNote{Node: uint64(n.ID), Presence: storagev1.NodePresence(is)})
+		}
+	}
+	switch {
+	case len(news) == 0:
+		return nil, wake
+	case b.noted != 0 && now >= b.noted && now < b.noted+between: // it may be on its way
+		sooner(b.noted + between)
+		return nil, wake
+	}
+	b.noted = now
+	sooner(now + between) // in case the proposal gets lost
+	return &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_NoteNodes{NoteNodes: &storagev1.NoteNodes{Nodes: news}}}, wake
 }
 
 // silentFor is how long a node was not heard of.

@@ -25,6 +25,7 @@ func TestFormatPageIsComplete(t *testing.T) {
 		&storagev1.ClusterRow{}, &storagev1.TopicRow{}, &storagev1.PartitionRow{},
 		&storagev1.GroupRow{}, &storagev1.MemberRow{}, &storagev1.ShareRow{},
 		&storagev1.AuthorityRow{}, &storagev1.NodeRow{}, &storagev1.NodeAddress{}, &storagev1.JoinTokenRow{}, &storagev1.LeavingRow{}, &storagev1.RebuildRow{},
+		&storagev1.EventTotalRow{}, &storagev1.EventRow{}, &storagev1.EventSourceRow{},
 	} {
 		d := m.ProtoReflect().Descriptor()
 		_, after, ok := strings.Cut(page, "\n| `"+string(d.Name())+"` |")

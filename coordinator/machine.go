@@ -12,7 +12,7 @@ import (
 
 // rules is the version of what apply does with a command. Entries carry it, so
 // that brokers of two versions cannot make two states of one log.
-const rules = 3
+const rules = 4
 
 // result is what apply made of a command.
 type result struct {
@@ -35,9 +35,13 @@ type machine struct {
 	next   counters
 	limits limits
 
-	at    partition.Index     // the entry being applied
-	draft bool                // m was copied for it
-	dirty map[rowKey]struct{} // rows that differ from the last checkpoint
+	events  Events
+	sources map[partition.NodeID]source
+
+	at      partition.Index     // the entry being applied
+	applied uint32              // its rules
+	draft   bool                // m was copied for it
+	dirty   map[rowKey]struct{} // rows that differ from the last checkpoint
 }
 
 // counters are the next of each kind of number that is never used twice.
@@ -51,10 +55,11 @@ type counters struct {
 
 func newMachine() *machine {
 	return &machine{
-		m:      &Map{nextPartition: partition.Metadata + 1, nextGroup: 1},
-		next:   counters{topic: 1, partition: partition.Metadata + 1, group: 1, session: 1, node: 1},
-		limits: theLimits,
-		dirty:  make(map[rowKey]struct{}),
+		m:       &Map{nextPartition: partition.Metadata + 1, nextGroup: 1},
+		next:    counters{topic: 1, partition: partition.Metadata + 1, group: 1, session: 1, node: 1},
+		limits:  theLimits,
+		sources: make(map[partition.NodeID]source),
+		dirty:   make(map[rowKey]struct{}),
 	}
 }
 
@@ -71,7 +76,7 @@ func (mc *machine) apply(at partition.Index, b []byte) (*result, error) {
 	if cmd.Rules == 0 {
 		return nil, &ErrFormat{At: at, What: "a command without rules"}
 	}
-	mc.at, mc.draft = at, false
+	mc.at, mc.applied, mc.draft = at, cmd.Rules, false
 	mc.clock = max(mc.clock, partition.Millis(cmd.NowMs))
 	mc.touch(rowKey{kind: rowCluster})
 	if mc.m.Cluster.ID == "" {
@@ -133,6 +138,10 @@ func (mc *machine) apply(at partition.Index, b []byte) (*result, error) {
 		r = mc.leftReplica(c.LeftReplica)
 	case *storagev1.MetadataCommand_DamagedReplica:
 		r = mc.damagedReplica(c.DamagedReplica)
+	case *storagev1.MetadataCommand_AddEvents:
+		r = mc.addEvents(c.AddEvents)
+	case *storagev1.MetadataCommand_NoteNodes:
+		r = mc.noteNodes(c.NoteNodes)
 	default:
 		return nil, &ErrFormat{At: at, What: "a command of an unknown kind"}
 	}

@@ -299,17 +299,29 @@ func (mc *machine) expire(c *storagev1.Expire) *result {
 	for _, id := range order {
 		g, _ := mc.m.GroupByID(id)
 		members := g.Members
+		var ended, away []string
 		for _, name := range silent[id] {
 			if m, _ := g.Member(name); m.Stream || m.Away {
 				members = without(members, name, memberName)
+				ended = append(ended, name)
 			} else {
-				away := *m
-				away.Away = true
-				members = with(members, &away, memberName)
+				next := *m
+				next.Away = true
+				members = with(members, &next, memberName)
+				away = append(away, name)
 			}
 		}
 		next := *g
 		mc.setMembers(&next, members)
+		h := Happening{Topic: mc.topicOf(g).Name, Group: g.Name}
+		if n := len(ended); n > 0 {
+			h.Kind, h.Count, h.Text = MemberExpired, uint64(n), "not heard of, and its session ended: "+ended[n-1]
+			mc.record(h)
+		}
+		if n := len(away); n > 0 {
+			h.Kind, h.Count, h.Text = MemberAway, uint64(n), "not heard of, and its shares went to others: "+away[n-1]
+			mc.record(h)
+		}
 	}
 	return &result{}
 }

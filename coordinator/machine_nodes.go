@@ -279,6 +279,7 @@ func (mc *machine) loseNode(c *storagev1.LoseNode) *result {
 	if only := mc.m.onlyOn(n.ID); only > 0 {
 		return refuse(&ErrNodeHolds{Node: n.ID, Partitions: only, Only: true})
 	}
+	mc.record(Happening{Kind: NodeGivenUp, Node: n.ID, Text: "an operator gave it up, since its disk is lost: its " + mc.holds(n.ID) + " go to other nodes"})
 	return mc.setState(n, Lost)
 }
 
@@ -335,6 +336,10 @@ func (mc *machine) removeNode(c *storagev1.RemoveNode) *result {
 			}
 		}
 	}
+	if n.State == Lost {
+		mc.record(Happening{Kind: NodeRemoved, Node: n.ID, Text: "what it held is on other nodes, and it is no part of the cluster any more"})
+	}
+	mc.setSource(n.ID, source{})
 	return mc.setState(n, Removed)
 }
 

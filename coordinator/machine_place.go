@@ -242,6 +242,11 @@ func (mc *machine) settleOne(c *storagev1.Settled) *result {
 		next.Leaving[i].Out = true
 	}
 	next.endRebuild()
+	if n := p.Rebuild.ID.Node(); n != 0 && next.Rebuild.ID == 0 {
+		if _, again := next.Replica(n); again {
+			mc.record(mc.about(Happening{Kind: ReplicaRemade, Node: n, Text: "another replica of the node took the place of the damaged one, and votes"}, p.ID))
+		}
+	}
 	return &result{place: mc.setPartition(next)}
 }
 

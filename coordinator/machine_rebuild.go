@@ -81,6 +81,7 @@ func (mc *machine) damagedReplica(c *storagev1.DamagedReplica) *result {
 	next.Leaving = append(slices.Clone(p.Leaving), Leaving{ID: id})
 	next.Placement = uint64(mc.at)
 	next.Rebuild = Rebuild{ID: id, Why: strings.ToValidUTF8(c.Why[:min(len(c.Why), maxRebuildWhy)], "")}
+	mc.record(mc.about(Happening{Kind: ReplicaDamaged, Node: id.Node(), Text: "it is made anew from the others: " + next.Rebuild.Why}, p.ID))
 	return &result{place: mc.setPartition(next)}
 }
 

@@ -22,6 +22,8 @@ import (
 //	"t" topic id                 TopicRow     with its partitions
 //	"g" group id                 GroupRow
 //	"m" group id, member name    MemberRow    session and shares
+//	"e" event number             EventRow     what happened
+//	"s" node id                  EventSourceRow the last batch of events of a node, and whether it is heard of
 //
 // Ids are 8 bytes, big endian. A checkpoint writes the rows of what changed, so
 // a member that joins costs its own row, those of the members whose shares
@@ -34,13 +36,16 @@ const (
 	rowTopic     byte = 't'
 	rowGroup     byte = 'g'
 	rowMember    byte = 'm'
+	rowEvent     byte = 'e'
+	rowSource    byte = 's'
 )
 
 // rowFormat is the version of the rows. Those of version 1, from before there were
 // nodes, are read as they are: their partitions have no replicas until the first
-// node is added. Those of version 2 are from before damaged replicas were made anew.
+// node is added. Those of version 2 are from before damaged replicas were made anew,
+// those of version 3 from before there were events.
 const (
-	rowFormat       = 3
+	rowFormat       = 4
 	oldestRowFormat = 1
 )
 
@@ -89,6 +94,7 @@ func (mc *machine) row(k rowKey) proto.Message {
 			NextTopic: uint64(mc.next.topic), NextPartition: uint64(mc.next.partition),
 			NextGroup: uint64(mc.next.group), NextSession: mc.next.session,
 			NextNode: uint64(mc.next.node), Metadata: partitionRow(&mc.m.metadata), Placed: mc.m.placed,
+			EventChange: mc.events.change, EventGone: mc.events.gone, EventTotals: mc.events.totalRows(),
 		}
 	case rowAuthority:
 		a := mc.m.Cluster.Authority
@@ -114,6 +120,14 @@ func (mc *machine) row(k rowKey) proto.Message {
 			if m, ok := g.Member(k.name); ok {
 				return memberRow(g.ID, m)
 			}
+		}
+	case rowEvent:
+		if e, ok := mc.events.find(k.id); ok {
+			return eventRow(e)
+		}
+	case rowSource:
+		if s, ok := mc.sources[partition.NodeID(k.id)]; ok {
+			return &storagev1.EventSourceRow{Node: k.id, Boot: s.boot, Batch: s.batch, Presence: storagev1.NodePresence(s.presence)}
 		}
 	}
 	return nil
@@ -174,6 +188,7 @@ func restore(rows partition.Rows) (*machine, error) {
 		if mc.m.metadata, err = takePartition(c.Metadata); err != nil {
 			return nil, &ErrFormat{What: "the cluster's row", Err: err}
 		}
+		mc.takeEvents(&c)
 	}
 	for _, kind := range []struct {
 		kind byte
@@ -181,6 +196,7 @@ func restore(rows partition.Rows) (*machine, error) {
 	}{
 		{rowAuthority, mc.takeAuthority}, {rowNode, mc.takeNode}, {rowToken, mc.takeToken},
 		{rowTopic, mc.takeTopic}, {rowGroup, mc.takeGroup}, {rowMember, mc.takeMember},
+		{rowEvent, mc.takeEvent}, {rowSource, mc.takeSource},
 	} {
 		var bad error
 		err := rows.Scan([]byte{kind.kind}, nil, func(key, value []byte) bool {
@@ -198,6 +214,7 @@ func restore(rows partition.Rows) (*machine, error) {
 			return nil, bad
 		}
 	}
+	mc.sortEvents()
 	return mc, nil
 }
 

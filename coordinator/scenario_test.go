@@ -39,6 +39,8 @@ import (
 //	settle-all          every partition on the move gets there, and all that left is erased
 //	reach N...   miss N...   the leader hears that nodes came or went
 //	plan [without=N [lost]]   what would be moved, and what is stuck
+//	events [after=N]    what happened, as the log tells it
+//	happened N boot=B batch=K KIND[:COUNT] [TOPIC[/PARTITION] [GROUP]]   a node tells of something
 //	deleted P           whether a partition is known to be gone
 func TestScenarios(t *testing.T) {
 	datadriven.Walk(t, "testdata/scenarios", func(t *testing.T, path string) {
@@ -234,14 +236,30 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 	case "checkpoint":
 		return "", s.h.checkpoint()
 	case "restart":
-		before := dump(s.c.View())
+		before := dump(s.c.View()) + dumpEvents(s.c, 0)
 		s.h.open(s.t)
 		s.h.lead()
 		s.c = New(s.h, s.h.app)
-		if after := dump(s.c.View()); after != before {
+		if after := dump(s.c.View()) + dumpEvents(s.c, 0); after != before {
 			d.Fatalf(s.t, "before the restart:\n%safter:\n%s", before, after)
 		}
 		return "", nil
+	case "events":
+		return dumpEvents(s.c, uint64(or0(num("after")))), nil
+	case "happened":
+		var node uint64
+		if _, err := fmt.Sscan(arg(0), &node); err != nil {
+			d.Fatalf(s.t, "%v", err)
+		}
+		kind, count, _ := strings.Cut(arg(1), ":")
+		h := Happening{Kind: EventKind(kind), Node: partition.NodeID(node), Group: arg(3), Text: "as it was"}
+		_, _ = fmt.Sscan(count, &h.Count)
+		var in string
+		if h.Topic, in, _ = strings.Cut(arg(2), "/"); in != "" {
+			h.Partition = new(uint32)
+			_, _ = fmt.Sscan(in, h.Partition)
+		}
+		return "", s.c.AddEvents(ctx, Batch{Node: h.Node, Boot: uint64(or0(num("boot"))), Number: uint64(or0(num("batch"))), Events: []Happening{h}})
 	case "ended":
 		var b strings.Builder
 		now := s.c.View()
@@ -252,4 +270,36 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 		return b.String(), nil
 	}
 	return s.cluster(d, arg, num, text)
+}
+
+// dumpEvents prints the events that changed after a change, and the totals.
+func dumpEvents(c *Coordinator, after uint64) string {
+	var b strings.Builder
+	all, _ := c.Events()
+	for _, e := range all.All() {
+		if e.Change <= after {
+			continue
+		}
+		about := ""
+		if e.Topic != "" {
+			about += " " + e.Topic
+		}
+		if e.Partition != nil {
+			about += fmt.Sprintf("/%d", *e.Partition)
+		}
+		if e.Group != "" {
+			about += " " + e.Group
+		}
+		if e.Node != 0 {
+			about += " " + e.Node.String()
+		}
+		fmt.Fprintf(&b, "%d at %d: %d %s%s from %d to %d: %s\n", e.ID, e.Change, e.Count, e.Kind, about, e.First, e.Last, e.Text)
+	}
+	for _, t := range all.Totals() {
+		fmt.Fprintf(&b, "%s=%d ", t.Kind, t.Count)
+	}
+	if b.Len() == 0 {
+		return "none\n"
+	}
+	return strings.TrimSuffix(b.String(), " ") + "\n"
 }

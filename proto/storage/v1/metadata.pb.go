@@ -25,6 +25,59 @@ const (
 	_ = protoimpl.EnforceVersion(protoimpl.MaxVersion - 20)
 )
 
+// NodePresence is whether a node is heard of.
+type NodePresence int32
+
+const (
+	// It is there, as far as is known.
+	NodePresence_NODE_PRESENCE_UNSPECIFIED NodePresence = 0
+	// It is not heard of.
+	NodePresence_NODE_PRESENCE_SILENT NodePresence = 1
+	// It was not heard of for so long that what it holds goes to others.
+	NodePresence_NODE_PRESENCE_GIVEN_UP NodePresence = 2
+)
+
+// Enum value maps for NodePresence.
+var (
+	NodePresence_name = map[int32]string{
+		0: "NODE_PRESENCE_UNSPECIFIED",
+		1: "NODE_PRESENCE_SILENT",
+		2: "NODE_PRESENCE_GIVEN_UP",
+	}
+	NodePresence_value = map[string]int32{
+		"NODE_PRESENCE_UNSPECIFIED": 0,
+		"NODE_PRESENCE_SILENT":      1,
+		"NODE_PRESENCE_GIVEN_UP":    2,
+	}
+)
+
+func (x NodePresence) Enum() *NodePresence {
+	p := new(NodePresence)
+	*p = x
+	return p
+}
+
+func (x NodePresence) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (NodePresence) Descriptor() protoreflect.EnumDescriptor {
+	return file_storage_v1_metadata_proto_enumTypes[0].Descriptor()
+}
+
+func (NodePresence) Type() protoreflect.EnumType {
+	return &file_storage_v1_metadata_proto_enumTypes[0]
+}
+
+func (x NodePresence) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use NodePresence.Descriptor instead.
+func (NodePresence) EnumDescriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{0}
+}
+
 // Phase is how far a topic or group has come.
 type Phase int32
 
@@ -66,11 +119,11 @@ func (x Phase) String() string {
 }
 
 func (Phase) Descriptor() protoreflect.EnumDescriptor {
-	return file_storage_v1_metadata_proto_enumTypes[0].Descriptor()
+	return file_storage_v1_metadata_proto_enumTypes[1].Descriptor()
 }
 
 func (Phase) Type() protoreflect.EnumType {
-	return &file_storage_v1_metadata_proto_enumTypes[0]
+	return &file_storage_v1_metadata_proto_enumTypes[1]
 }
 
 func (x Phase) Number() protoreflect.EnumNumber {
@@ -79,7 +132,7 @@ func (x Phase) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use Phase.Descriptor instead.
 func (Phase) EnumDescriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{0}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{1}
 }
 
 // NodeState is what becomes of a node.
@@ -127,11 +180,11 @@ func (x NodeState) String() string {
 }
 
 func (NodeState) Descriptor() protoreflect.EnumDescriptor {
-	return file_storage_v1_metadata_proto_enumTypes[1].Descriptor()
+	return file_storage_v1_metadata_proto_enumTypes[2].Descriptor()
 }
 
 func (NodeState) Type() protoreflect.EnumType {
-	return &file_storage_v1_metadata_proto_enumTypes[1]
+	return &file_storage_v1_metadata_proto_enumTypes[2]
 }
 
 func (x NodeState) Number() protoreflect.EnumNumber {
@@ -140,7 +193,7 @@ func (x NodeState) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use NodeState.Descriptor instead.
 func (NodeState) EnumDescriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{1}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{2}
 }
 
 // MetadataCommand is one entry of the metadata log.
@@ -182,6 +235,8 @@ type MetadataCommand struct {
 	//	*MetadataCommand_SettleReplicas
 	//	*MetadataCommand_LeftReplica
 	//	*MetadataCommand_DamagedReplica
+	//	*MetadataCommand_AddEvents
+	//	*MetadataCommand_NoteNodes
 	Command       isMetadataCommand_Command `protobuf_oneof:"command"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -472,6 +527,24 @@ func (x *MetadataCommand) GetDamagedReplica() *DamagedReplica {
 	return nil
 }
 
+func (x *MetadataCommand) GetAddEvents() *AddEvents {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_AddEvents); ok {
+			return x.AddEvents
+		}
+	}
+	return nil
+}
+
+func (x *MetadataCommand) GetNoteNodes() *NoteNodes {
+	if x != nil {
+		if x, ok := x.Command.(*MetadataCommand_NoteNodes); ok {
+			return x.NoteNodes
+		}
+	}
+	return nil
+}
+
 type isMetadataCommand_Command interface {
 	isMetadataCommand_Command()
 }
@@ -606,6 +679,16 @@ type MetadataCommand_DamagedReplica struct {
 	DamagedReplica *DamagedReplica `protobuf:"bytes,28,opt,name=damaged_replica,json=damagedReplica,proto3,oneof"`
 }
 
+type MetadataCommand_AddEvents struct {
+	// Write down what happened at a node.
+	AddEvents *AddEvents `protobuf:"bytes,29,opt,name=add_events,json=addEvents,proto3,oneof"`
+}
+
+type MetadataCommand_NoteNodes struct {
+	// Say which nodes are heard of.
+	NoteNodes *NoteNodes `protobuf:"bytes,30,opt,name=note_nodes,json=noteNodes,proto3,oneof"`
+}
+
 func (*MetadataCommand_Bootstrap) isMetadataCommand_Command() {}
 
 func (*MetadataCommand_CreateTopic) isMetadataCommand_Command() {}
@@ -657,6 +740,10 @@ func (*MetadataCommand_SettleReplicas) isMetadataCommand_Command() {}
 func (*MetadataCommand_LeftReplica) isMetadataCommand_Command() {}
 
 func (*MetadataCommand_DamagedReplica) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_AddEvents) isMetadataCommand_Command() {}
+
+func (*MetadataCommand_NoteNodes) isMetadataCommand_Command() {}
 
 // Bootstrap names the cluster, once; later ones change nothing.
 type Bootstrap struct {
@@ -2530,6 +2617,282 @@ func (x *DamagedReplica) GetWhy() string {
 	return ""
 }
 
+// AddEvents writes down what happened at a node. A batch that is proposed twice counts
+// once.
+type AddEvents struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node that says so.
+	Node uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// How often its store was started by then.
+	Boot uint64 `protobuf:"varint,2,opt,name=boot,proto3" json:"boot,omitempty"`
+	// The number of the batch since that start, from 1.
+	Batch uint64 `protobuf:"varint,3,opt,name=batch,proto3" json:"batch,omitempty"`
+	// What happened, in order. At most 100.
+	Events        []*Happening `protobuf:"bytes,4,rep,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *AddEvents) Reset() {
+	*x = AddEvents{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *AddEvents) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*AddEvents) ProtoMessage() {}
+
+func (x *AddEvents) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use AddEvents.ProtoReflect.Descriptor instead.
+func (*AddEvents) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *AddEvents) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *AddEvents) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *AddEvents) GetBatch() uint64 {
+	if x != nil {
+		return x.Batch
+	}
+	return 0
+}
+
+func (x *AddEvents) GetEvents() []*Happening {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+// Happening is one kind of thing that happened, once or several times.
+type Happening struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What happened: capital letters and underscores.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The topic; empty: none.
+	Topic string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The partition's number in the topic; not set: none, or several.
+	Partition *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// The group; empty: none.
+	Group string `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	// The node; 0: none.
+	Node uint64 `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"`
+	// What it was, in words.
+	Text string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
+	// How often it happened, or of how many it is.
+	Count         uint64 `protobuf:"varint,7,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Happening) Reset() {
+	*x = Happening{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Happening) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Happening) ProtoMessage() {}
+
+func (x *Happening) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Happening.ProtoReflect.Descriptor instead.
+func (*Happening) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *Happening) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *Happening) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *Happening) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *Happening) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *Happening) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *Happening) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *Happening) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// NoteNodes says which nodes the leader of the metadata log hears of. What is known
+// already changes nothing.
+type NoteNodes struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The nodes.
+	Nodes         []*NodeNote `protobuf:"bytes,1,rep,name=nodes,proto3" json:"nodes,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NoteNodes) Reset() {
+	*x = NoteNodes{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[35]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NoteNodes) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NoteNodes) ProtoMessage() {}
+
+func (x *NoteNodes) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[35]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NoteNodes.ProtoReflect.Descriptor instead.
+func (*NoteNodes) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{35}
+}
+
+func (x *NoteNodes) GetNodes() []*NodeNote {
+	if x != nil {
+		return x.Nodes
+	}
+	return nil
+}
+
+// NodeNote is how it stands with a node.
+type NodeNote struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node.
+	Node uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// How it stands.
+	Presence      NodePresence `protobuf:"varint,2,opt,name=presence,proto3,enum=storage.v1.NodePresence" json:"presence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeNote) Reset() {
+	*x = NodeNote{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[36]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeNote) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeNote) ProtoMessage() {}
+
+func (x *NodeNote) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[36]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeNote.ProtoReflect.Descriptor instead.
+func (*NodeNote) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{36}
+}
+
+func (x *NodeNote) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *NodeNote) GetPresence() NodePresence {
+	if x != nil {
+		return x.Presence
+	}
+	return NodePresence_NODE_PRESENCE_UNSPECIFIED
+}
+
 // ClusterRow is the one row of the cluster's own state.
 type ClusterRow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2557,14 +2920,20 @@ type ClusterRow struct {
 	// one, and the others only listen.
 	Metadata *PartitionRow `protobuf:"bytes,11,opt,name=metadata,proto3" json:"metadata,omitempty"`
 	// The log index of the last change of nodes or placements.
-	Placed        uint64 `protobuf:"varint,12,opt,name=placed,proto3" json:"placed,omitempty"`
+	Placed uint64 `protobuf:"varint,12,opt,name=placed,proto3" json:"placed,omitempty"`
+	// The number of the last change of the events.
+	EventChange uint64 `protobuf:"varint,13,opt,name=event_change,json=eventChange,proto3" json:"event_change,omitempty"`
+	// The greatest number of a change of an event that was let go.
+	EventGone uint64 `protobuf:"varint,14,opt,name=event_gone,json=eventGone,proto3" json:"event_gone,omitempty"`
+	// How many events of each kind there were since the cluster began, by kind.
+	EventTotals   []*EventTotalRow `protobuf:"bytes,15,rep,name=event_totals,json=eventTotals,proto3" json:"event_totals,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ClusterRow) Reset() {
 	*x = ClusterRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	mi := &file_storage_v1_metadata_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2576,7 +2945,7 @@ func (x *ClusterRow) String() string {
 func (*ClusterRow) ProtoMessage() {}
 
 func (x *ClusterRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[33]
+	mi := &file_storage_v1_metadata_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2589,7 +2958,7 @@ func (x *ClusterRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ClusterRow.ProtoReflect.Descriptor instead.
 func (*ClusterRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{33}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *ClusterRow) GetFormat() uint32 {
@@ -2676,6 +3045,292 @@ func (x *ClusterRow) GetPlaced() uint64 {
 	return 0
 }
 
+func (x *ClusterRow) GetEventChange() uint64 {
+	if x != nil {
+		return x.EventChange
+	}
+	return 0
+}
+
+func (x *ClusterRow) GetEventGone() uint64 {
+	if x != nil {
+		return x.EventGone
+	}
+	return 0
+}
+
+func (x *ClusterRow) GetEventTotals() []*EventTotalRow {
+	if x != nil {
+		return x.EventTotals
+	}
+	return nil
+}
+
+// EventTotalRow is how many events of a kind there were, within the cluster's row.
+type EventTotalRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The kind.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// How many, each with its count.
+	Count         uint64 `protobuf:"varint,2,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventTotalRow) Reset() {
+	*x = EventTotalRow{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[38]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventTotalRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventTotalRow) ProtoMessage() {}
+
+func (x *EventTotalRow) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[38]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventTotalRow.ProtoReflect.Descriptor instead.
+func (*EventTotalRow) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{38}
+}
+
+func (x *EventTotalRow) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *EventTotalRow) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// EventRow is the row of an event.
+type EventRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its number.
+	Id uint64 `protobuf:"varint,1,opt,name=id,proto3" json:"id,omitempty"`
+	// The number of its last change.
+	Change uint64 `protobuf:"varint,2,opt,name=change,proto3" json:"change,omitempty"`
+	// What happened.
+	Kind string `protobuf:"bytes,3,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The topic; empty: none.
+	Topic string `protobuf:"bytes,4,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The partition's number in the topic; not set: none, or several.
+	Partition *uint32 `protobuf:"varint,5,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// The group; empty: none.
+	Group string `protobuf:"bytes,6,opt,name=group,proto3" json:"group,omitempty"`
+	// The node; 0: none.
+	Node uint64 `protobuf:"varint,7,opt,name=node,proto3" json:"node,omitempty"`
+	// What it was last, in words.
+	Text string `protobuf:"bytes,8,opt,name=text,proto3" json:"text,omitempty"`
+	// How often it happened, or of how many it is.
+	Count uint64 `protobuf:"varint,9,opt,name=count,proto3" json:"count,omitempty"`
+	// When it happened first, by the log's clock.
+	FirstMs int64 `protobuf:"varint,10,opt,name=first_ms,json=firstMs,proto3" json:"first_ms,omitempty"`
+	// When it happened last, by the log's clock.
+	LastMs        int64 `protobuf:"varint,11,opt,name=last_ms,json=lastMs,proto3" json:"last_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventRow) Reset() {
+	*x = EventRow{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventRow) ProtoMessage() {}
+
+func (x *EventRow) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventRow.ProtoReflect.Descriptor instead.
+func (*EventRow) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{39}
+}
+
+func (x *EventRow) GetId() uint64 {
+	if x != nil {
+		return x.Id
+	}
+	return 0
+}
+
+func (x *EventRow) GetChange() uint64 {
+	if x != nil {
+		return x.Change
+	}
+	return 0
+}
+
+func (x *EventRow) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *EventRow) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *EventRow) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *EventRow) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *EventRow) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *EventRow) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *EventRow) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *EventRow) GetFirstMs() int64 {
+	if x != nil {
+		return x.FirstMs
+	}
+	return 0
+}
+
+func (x *EventRow) GetLastMs() int64 {
+	if x != nil {
+		return x.LastMs
+	}
+	return 0
+}
+
+// EventSourceRow is the row of what is known of a node as one that tells events, and
+// of which they tell.
+type EventSourceRow struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The node.
+	Node uint64 `protobuf:"varint,1,opt,name=node,proto3" json:"node,omitempty"`
+	// How often its store was started when it told its last batch.
+	Boot uint64 `protobuf:"varint,2,opt,name=boot,proto3" json:"boot,omitempty"`
+	// The number of that batch.
+	Batch uint64 `protobuf:"varint,3,opt,name=batch,proto3" json:"batch,omitempty"`
+	// Whether it is heard of.
+	Presence      NodePresence `protobuf:"varint,4,opt,name=presence,proto3,enum=storage.v1.NodePresence" json:"presence,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *EventSourceRow) Reset() {
+	*x = EventSourceRow{}
+	mi := &file_storage_v1_metadata_proto_msgTypes[40]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *EventSourceRow) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*EventSourceRow) ProtoMessage() {}
+
+func (x *EventSourceRow) ProtoReflect() protoreflect.Message {
+	mi := &file_storage_v1_metadata_proto_msgTypes[40]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use EventSourceRow.ProtoReflect.Descriptor instead.
+func (*EventSourceRow) Descriptor() ([]byte, []int) {
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{40}
+}
+
+func (x *EventSourceRow) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *EventSourceRow) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *EventSourceRow) GetBatch() uint64 {
+	if x != nil {
+		return x.Batch
+	}
+	return 0
+}
+
+func (x *EventSourceRow) GetPresence() NodePresence {
+	if x != nil {
+		return x.Presence
+	}
+	return NodePresence_NODE_PRESENCE_UNSPECIFIED
+}
+
 // AuthorityRow is the row of the cluster's authority.
 type AuthorityRow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2689,7 +3344,7 @@ type AuthorityRow struct {
 
 func (x *AuthorityRow) Reset() {
 	*x = AuthorityRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	mi := &file_storage_v1_metadata_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2701,7 +3356,7 @@ func (x *AuthorityRow) String() string {
 func (*AuthorityRow) ProtoMessage() {}
 
 func (x *AuthorityRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[34]
+	mi := &file_storage_v1_metadata_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2714,7 +3369,7 @@ func (x *AuthorityRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AuthorityRow.ProtoReflect.Descriptor instead.
 func (*AuthorityRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{34}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *AuthorityRow) GetCertificate() []byte {
@@ -2748,7 +3403,7 @@ type NodeRow struct {
 
 func (x *NodeRow) Reset() {
 	*x = NodeRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[35]
+	mi := &file_storage_v1_metadata_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2760,7 +3415,7 @@ func (x *NodeRow) String() string {
 func (*NodeRow) ProtoMessage() {}
 
 func (x *NodeRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[35]
+	mi := &file_storage_v1_metadata_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2773,7 +3428,7 @@ func (x *NodeRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeRow.ProtoReflect.Descriptor instead.
 func (*NodeRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{35}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *NodeRow) GetId() uint64 {
@@ -2821,7 +3476,7 @@ type JoinTokenRow struct {
 
 func (x *JoinTokenRow) Reset() {
 	*x = JoinTokenRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[36]
+	mi := &file_storage_v1_metadata_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2833,7 +3488,7 @@ func (x *JoinTokenRow) String() string {
 func (*JoinTokenRow) ProtoMessage() {}
 
 func (x *JoinTokenRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[36]
+	mi := &file_storage_v1_metadata_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2846,7 +3501,7 @@ func (x *JoinTokenRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use JoinTokenRow.ProtoReflect.Descriptor instead.
 func (*JoinTokenRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{36}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *JoinTokenRow) GetHash() []byte {
@@ -2902,7 +3557,7 @@ type TopicRow struct {
 
 func (x *TopicRow) Reset() {
 	*x = TopicRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[37]
+	mi := &file_storage_v1_metadata_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2914,7 +3569,7 @@ func (x *TopicRow) String() string {
 func (*TopicRow) ProtoMessage() {}
 
 func (x *TopicRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[37]
+	mi := &file_storage_v1_metadata_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2927,7 +3582,7 @@ func (x *TopicRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TopicRow.ProtoReflect.Descriptor instead.
 func (*TopicRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{37}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *TopicRow) GetId() uint64 {
@@ -3016,7 +3671,7 @@ type PartitionRow struct {
 
 func (x *PartitionRow) Reset() {
 	*x = PartitionRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[38]
+	mi := &file_storage_v1_metadata_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3028,7 +3683,7 @@ func (x *PartitionRow) String() string {
 func (*PartitionRow) ProtoMessage() {}
 
 func (x *PartitionRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[38]
+	mi := &file_storage_v1_metadata_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3041,7 +3696,7 @@ func (x *PartitionRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PartitionRow.ProtoReflect.Descriptor instead.
 func (*PartitionRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{38}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *PartitionRow) GetId() uint64 {
@@ -3127,7 +3782,7 @@ type RebuildRow struct {
 
 func (x *RebuildRow) Reset() {
 	*x = RebuildRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	mi := &file_storage_v1_metadata_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3139,7 +3794,7 @@ func (x *RebuildRow) String() string {
 func (*RebuildRow) ProtoMessage() {}
 
 func (x *RebuildRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[39]
+	mi := &file_storage_v1_metadata_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3152,7 +3807,7 @@ func (x *RebuildRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RebuildRow.ProtoReflect.Descriptor instead.
 func (*RebuildRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{39}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *RebuildRow) GetReplica() uint64 {
@@ -3182,7 +3837,7 @@ type LeavingRow struct {
 
 func (x *LeavingRow) Reset() {
 	*x = LeavingRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[40]
+	mi := &file_storage_v1_metadata_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3194,7 +3849,7 @@ func (x *LeavingRow) String() string {
 func (*LeavingRow) ProtoMessage() {}
 
 func (x *LeavingRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[40]
+	mi := &file_storage_v1_metadata_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3207,7 +3862,7 @@ func (x *LeavingRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LeavingRow.ProtoReflect.Descriptor instead.
 func (*LeavingRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{40}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *LeavingRow) GetReplica() uint64 {
@@ -3255,7 +3910,7 @@ type GroupRow struct {
 
 func (x *GroupRow) Reset() {
 	*x = GroupRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[41]
+	mi := &file_storage_v1_metadata_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3267,7 +3922,7 @@ func (x *GroupRow) String() string {
 func (*GroupRow) ProtoMessage() {}
 
 func (x *GroupRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[41]
+	mi := &file_storage_v1_metadata_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3280,7 +3935,7 @@ func (x *GroupRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupRow.ProtoReflect.Descriptor instead.
 func (*GroupRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{41}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GroupRow) GetId() uint64 {
@@ -3383,7 +4038,7 @@ type MemberRow struct {
 
 func (x *MemberRow) Reset() {
 	*x = MemberRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[42]
+	mi := &file_storage_v1_metadata_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3395,7 +4050,7 @@ func (x *MemberRow) String() string {
 func (*MemberRow) ProtoMessage() {}
 
 func (x *MemberRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[42]
+	mi := &file_storage_v1_metadata_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3408,7 +4063,7 @@ func (x *MemberRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MemberRow.ProtoReflect.Descriptor instead.
 func (*MemberRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{42}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *MemberRow) GetGroupId() uint64 {
@@ -3475,7 +4130,7 @@ type ShareRow struct {
 
 func (x *ShareRow) Reset() {
 	*x = ShareRow{}
-	mi := &file_storage_v1_metadata_proto_msgTypes[43]
+	mi := &file_storage_v1_metadata_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3487,7 +4142,7 @@ func (x *ShareRow) String() string {
 func (*ShareRow) ProtoMessage() {}
 
 func (x *ShareRow) ProtoReflect() protoreflect.Message {
-	mi := &file_storage_v1_metadata_proto_msgTypes[43]
+	mi := &file_storage_v1_metadata_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3500,7 +4155,7 @@ func (x *ShareRow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ShareRow.ProtoReflect.Descriptor instead.
 func (*ShareRow) Descriptor() ([]byte, []int) {
-	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{43}
+	return file_storage_v1_metadata_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ShareRow) GetPartition() uint32 {
@@ -3529,7 +4184,7 @@ var File_storage_v1_metadata_proto protoreflect.FileDescriptor
 const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\n" +
 	"\x19storage/v1/metadata.proto\x12\n" +
-	"storage.v1\x1a\x17strandmq/v1/admin.proto\"\xd3\f\n" +
+	"storage.v1\x1a\x17strandmq/v1/admin.proto\"\xc3\r\n" +
 	"\x0fMetadataCommand\x12\x14\n" +
 	"\x05rules\x18\x01 \x01(\rR\x05rules\x12\x15\n" +
 	"\x06now_ms\x18\x02 \x01(\x03R\x05nowMs\x125\n" +
@@ -3565,7 +4220,11 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\x0eplace_replicas\x18\x19 \x01(\v2\x19.storage.v1.PlaceReplicasH\x00R\rplaceReplicas\x12E\n" +
 	"\x0fsettle_replicas\x18\x1a \x01(\v2\x1a.storage.v1.SettleReplicasH\x00R\x0esettleReplicas\x12<\n" +
 	"\fleft_replica\x18\x1b \x01(\v2\x17.storage.v1.LeftReplicaH\x00R\vleftReplica\x12E\n" +
-	"\x0fdamaged_replica\x18\x1c \x01(\v2\x1a.storage.v1.DamagedReplicaH\x00R\x0edamagedReplicaB\t\n" +
+	"\x0fdamaged_replica\x18\x1c \x01(\v2\x1a.storage.v1.DamagedReplicaH\x00R\x0edamagedReplica\x126\n" +
+	"\n" +
+	"add_events\x18\x1d \x01(\v2\x15.storage.v1.AddEventsH\x00R\taddEvents\x126\n" +
+	"\n" +
+	"note_nodes\x18\x1e \x01(\v2\x15.storage.v1.NoteNodesH\x00R\tnoteNodesB\t\n" +
 	"\acommand\"M\n" +
 	"\tBootstrap\x12\x1d\n" +
 	"\n" +
@@ -3687,7 +4346,27 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\x0eDamagedReplica\x12!\n" +
 	"\fpartition_id\x18\x01 \x01(\x04R\vpartitionId\x12\x18\n" +
 	"\areplica\x18\x02 \x01(\x04R\areplica\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why\"\x90\x03\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\"x\n" +
+	"\tAddEvents\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\x04R\x04boot\x12\x14\n" +
+	"\x05batch\x18\x03 \x01(\x04R\x05batch\x12-\n" +
+	"\x06events\x18\x04 \x03(\v2\x15.storage.v1.HappeningR\x06events\"\xba\x01\n" +
+	"\tHappening\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12!\n" +
+	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\tR\x05group\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\x04R\x04node\x12\x12\n" +
+	"\x04text\x18\x06 \x01(\tR\x04text\x12\x14\n" +
+	"\x05count\x18\a \x01(\x04R\x05countB\f\n" +
+	"\n" +
+	"_partition\"7\n" +
+	"\tNoteNodes\x12*\n" +
+	"\x05nodes\x18\x01 \x03(\v2\x14.storage.v1.NodeNoteR\x05nodes\"T\n" +
+	"\bNodeNote\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x124\n" +
+	"\bpresence\x18\x02 \x01(\x0e2\x18.storage.v1.NodePresenceR\bpresence\"\x90\x04\n" +
 	"\n" +
 	"ClusterRow\x12\x16\n" +
 	"\x06format\x18\x01 \x01(\rR\x06format\x12\x1d\n" +
@@ -3705,7 +4384,34 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\tnext_node\x18\n" +
 	" \x01(\x04R\bnextNode\x124\n" +
 	"\bmetadata\x18\v \x01(\v2\x18.storage.v1.PartitionRowR\bmetadata\x12\x16\n" +
-	"\x06placed\x18\f \x01(\x04R\x06placed\"B\n" +
+	"\x06placed\x18\f \x01(\x04R\x06placed\x12!\n" +
+	"\fevent_change\x18\r \x01(\x04R\veventChange\x12\x1d\n" +
+	"\n" +
+	"event_gone\x18\x0e \x01(\x04R\teventGone\x12<\n" +
+	"\fevent_totals\x18\x0f \x03(\v2\x19.storage.v1.EventTotalRowR\veventTotals\"9\n" +
+	"\rEventTotalRow\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05count\x18\x02 \x01(\x04R\x05count\"\x95\x02\n" +
+	"\bEventRow\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x16\n" +
+	"\x06change\x18\x02 \x01(\x04R\x06change\x12\x12\n" +
+	"\x04kind\x18\x03 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05topic\x18\x04 \x01(\tR\x05topic\x12!\n" +
+	"\tpartition\x18\x05 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x14\n" +
+	"\x05group\x18\x06 \x01(\tR\x05group\x12\x12\n" +
+	"\x04node\x18\a \x01(\x04R\x04node\x12\x12\n" +
+	"\x04text\x18\b \x01(\tR\x04text\x12\x14\n" +
+	"\x05count\x18\t \x01(\x04R\x05count\x12\x19\n" +
+	"\bfirst_ms\x18\n" +
+	" \x01(\x03R\afirstMs\x12\x17\n" +
+	"\alast_ms\x18\v \x01(\x03R\x06lastMsB\f\n" +
+	"\n" +
+	"_partition\"\x84\x01\n" +
+	"\x0eEventSourceRow\x12\x12\n" +
+	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x12\n" +
+	"\x04boot\x18\x02 \x01(\x04R\x04boot\x12\x14\n" +
+	"\x05batch\x18\x03 \x01(\x04R\x05batch\x124\n" +
+	"\bpresence\x18\x04 \x01(\x0e2\x18.storage.v1.NodePresenceR\bpresence\"B\n" +
 	"\fAuthorityRow\x12 \n" +
 	"\vcertificate\x18\x01 \x01(\fR\vcertificate\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\fR\x03key\"\x96\x01\n" +
@@ -3781,7 +4487,11 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\bShareRow\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
 	"\x05share\x18\x02 \x01(\rR\x05share\x12\x16\n" +
-	"\x06shares\x18\x03 \x01(\rR\x06shares*W\n" +
+	"\x06shares\x18\x03 \x01(\rR\x06shares*c\n" +
+	"\fNodePresence\x12\x1d\n" +
+	"\x19NODE_PRESENCE_UNSPECIFIED\x10\x00\x12\x18\n" +
+	"\x14NODE_PRESENCE_SILENT\x10\x01\x12\x1a\n" +
+	"\x16NODE_PRESENCE_GIVEN_UP\x10\x02*W\n" +
 	"\x05Phase\x12\x15\n" +
 	"\x11PHASE_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0ePHASE_CREATING\x10\x01\x12\x0f\n" +
@@ -3806,116 +4516,131 @@ func file_storage_v1_metadata_proto_rawDescGZIP() []byte {
 	return file_storage_v1_metadata_proto_rawDescData
 }
 
-var file_storage_v1_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_storage_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_storage_v1_metadata_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
+var file_storage_v1_metadata_proto_msgTypes = make([]protoimpl.MessageInfo, 51)
 var file_storage_v1_metadata_proto_goTypes = []any{
-	(Phase)(0),               // 0: storage.v1.Phase
-	(NodeState)(0),           // 1: storage.v1.NodeState
-	(*MetadataCommand)(nil),  // 2: storage.v1.MetadataCommand
-	(*Bootstrap)(nil),        // 3: storage.v1.Bootstrap
-	(*CreateTopic)(nil),      // 4: storage.v1.CreateTopic
-	(*NodeList)(nil),         // 5: storage.v1.NodeList
-	(*FinishTopic)(nil),      // 6: storage.v1.FinishTopic
-	(*AlterTopic)(nil),       // 7: storage.v1.AlterTopic
-	(*DeleteTopic)(nil),      // 8: storage.v1.DeleteTopic
-	(*RemoveTopic)(nil),      // 9: storage.v1.RemoveTopic
-	(*CreateGroup)(nil),      // 10: storage.v1.CreateGroup
-	(*AlterGroup)(nil),       // 11: storage.v1.AlterGroup
-	(*PauseGroup)(nil),       // 12: storage.v1.PauseGroup
-	(*FinishGroup)(nil),      // 13: storage.v1.FinishGroup
-	(*DeleteGroup)(nil),      // 14: storage.v1.DeleteGroup
-	(*RemoveGroup)(nil),      // 15: storage.v1.RemoveGroup
-	(*Join)(nil),             // 16: storage.v1.Join
-	(*Leave)(nil),            // 17: storage.v1.Leave
-	(*Expire)(nil),           // 18: storage.v1.Expire
-	(*SessionRef)(nil),       // 19: storage.v1.SessionRef
-	(*SetAuthority)(nil),     // 20: storage.v1.SetAuthority
-	(*AddNode)(nil),          // 21: storage.v1.AddNode
-	(*NodeAddress)(nil),      // 22: storage.v1.NodeAddress
-	(*NodeStart)(nil),        // 23: storage.v1.NodeStart
-	(*UpdateNode)(nil),       // 24: storage.v1.UpdateNode
-	(*DrainNode)(nil),        // 25: storage.v1.DrainNode
-	(*LoseNode)(nil),         // 26: storage.v1.LoseNode
-	(*RemoveNode)(nil),       // 27: storage.v1.RemoveNode
-	(*CreateJoinToken)(nil),  // 28: storage.v1.CreateJoinToken
-	(*PlaceReplicas)(nil),    // 29: storage.v1.PlaceReplicas
-	(*Placement)(nil),        // 30: storage.v1.Placement
-	(*SettleReplicas)(nil),   // 31: storage.v1.SettleReplicas
-	(*Settled)(nil),          // 32: storage.v1.Settled
-	(*LeftReplica)(nil),      // 33: storage.v1.LeftReplica
-	(*DamagedReplica)(nil),   // 34: storage.v1.DamagedReplica
-	(*ClusterRow)(nil),       // 35: storage.v1.ClusterRow
-	(*AuthorityRow)(nil),     // 36: storage.v1.AuthorityRow
-	(*NodeRow)(nil),          // 37: storage.v1.NodeRow
-	(*JoinTokenRow)(nil),     // 38: storage.v1.JoinTokenRow
-	(*TopicRow)(nil),         // 39: storage.v1.TopicRow
-	(*PartitionRow)(nil),     // 40: storage.v1.PartitionRow
-	(*RebuildRow)(nil),       // 41: storage.v1.RebuildRow
-	(*LeavingRow)(nil),       // 42: storage.v1.LeavingRow
-	(*GroupRow)(nil),         // 43: storage.v1.GroupRow
-	(*MemberRow)(nil),        // 44: storage.v1.MemberRow
-	(*ShareRow)(nil),         // 45: storage.v1.ShareRow
-	(*v1.TopicConfig)(nil),   // 46: strandmq.v1.TopicConfig
-	(*v1.GroupPolicy)(nil),   // 47: strandmq.v1.GroupPolicy
-	(*v1.StartPosition)(nil), // 48: strandmq.v1.StartPosition
+	(NodePresence)(0),        // 0: storage.v1.NodePresence
+	(Phase)(0),               // 1: storage.v1.Phase
+	(NodeState)(0),           // 2: storage.v1.NodeState
+	(*MetadataCommand)(nil),  // 3: storage.v1.MetadataCommand
+	(*Bootstrap)(nil),        // 4: storage.v1.Bootstrap
+	(*CreateTopic)(nil),      // 5: storage.v1.CreateTopic
+	(*NodeList)(nil),         // 6: storage.v1.NodeList
+	(*FinishTopic)(nil),      // 7: storage.v1.FinishTopic
+	(*AlterTopic)(nil),       // 8: storage.v1.AlterTopic
+	(*DeleteTopic)(nil),      // 9: storage.v1.DeleteTopic
+	(*RemoveTopic)(nil),      // 10: storage.v1.RemoveTopic
+	(*CreateGroup)(nil),      // 11: storage.v1.CreateGroup
+	(*AlterGroup)(nil),       // 12: storage.v1.AlterGroup
+	(*PauseGroup)(nil),       // 13: storage.v1.PauseGroup
+	(*FinishGroup)(nil),      // 14: storage.v1.FinishGroup
+	(*DeleteGroup)(nil),      // 15: storage.v1.DeleteGroup
+	(*RemoveGroup)(nil),      // 16: storage.v1.RemoveGroup
+	(*Join)(nil),             // 17: storage.v1.Join
+	(*Leave)(nil),            // 18: storage.v1.Leave
+	(*Expire)(nil),           // 19: storage.v1.Expire
+	(*SessionRef)(nil),       // 20: storage.v1.SessionRef
+	(*SetAuthority)(nil),     // 21: storage.v1.SetAuthority
+	(*AddNode)(nil),          // 22: storage.v1.AddNode
+	(*NodeAddress)(nil),      // 23: storage.v1.NodeAddress
+	(*NodeStart)(nil),        // 24: storage.v1.NodeStart
+	(*UpdateNode)(nil),       // 25: storage.v1.UpdateNode
+	(*DrainNode)(nil),        // 26: storage.v1.DrainNode
+	(*LoseNode)(nil),         // 27: storage.v1.LoseNode
+	(*RemoveNode)(nil),       // 28: storage.v1.RemoveNode
+	(*CreateJoinToken)(nil),  // 29: storage.v1.CreateJoinToken
+	(*PlaceReplicas)(nil),    // 30: storage.v1.PlaceReplicas
+	(*Placement)(nil),        // 31: storage.v1.Placement
+	(*SettleReplicas)(nil),   // 32: storage.v1.SettleReplicas
+	(*Settled)(nil),          // 33: storage.v1.Settled
+	(*LeftReplica)(nil),      // 34: storage.v1.LeftReplica
+	(*DamagedReplica)(nil),   // 35: storage.v1.DamagedReplica
+	(*AddEvents)(nil),        // 36: storage.v1.AddEvents
+	(*Happening)(nil),        // 37: storage.v1.Happening
+	(*NoteNodes)(nil),        // 38: storage.v1.NoteNodes
+	(*NodeNote)(nil),         // 39: storage.v1.NodeNote
+	(*ClusterRow)(nil),       // 40: storage.v1.ClusterRow
+	(*EventTotalRow)(nil),    // 41: storage.v1.EventTotalRow
+	(*EventRow)(nil),         // 42: storage.v1.EventRow
+	(*EventSourceRow)(nil),   // 43: storage.v1.EventSourceRow
+	(*AuthorityRow)(nil),     // 44: storage.v1.AuthorityRow
+	(*NodeRow)(nil),          // 45: storage.v1.NodeRow
+	(*JoinTokenRow)(nil),     // 46: storage.v1.JoinTokenRow
+	(*TopicRow)(nil),         // 47: storage.v1.TopicRow
+	(*PartitionRow)(nil),     // 48: storage.v1.PartitionRow
+	(*RebuildRow)(nil),       // 49: storage.v1.RebuildRow
+	(*LeavingRow)(nil),       // 50: storage.v1.LeavingRow
+	(*GroupRow)(nil),         // 51: storage.v1.GroupRow
+	(*MemberRow)(nil),        // 52: storage.v1.MemberRow
+	(*ShareRow)(nil),         // 53: storage.v1.ShareRow
+	(*v1.TopicConfig)(nil),   // 54: strandmq.v1.TopicConfig
+	(*v1.GroupPolicy)(nil),   // 55: strandmq.v1.GroupPolicy
+	(*v1.StartPosition)(nil), // 56: strandmq.v1.StartPosition
 }
 var file_storage_v1_metadata_proto_depIdxs = []int32{
-	3,  // 0: storage.v1.MetadataCommand.bootstrap:type_name -> storage.v1.Bootstrap
-	4,  // 1: storage.v1.MetadataCommand.create_topic:type_name -> storage.v1.CreateTopic
-	6,  // 2: storage.v1.MetadataCommand.finish_topic:type_name -> storage.v1.FinishTopic
-	7,  // 3: storage.v1.MetadataCommand.alter_topic:type_name -> storage.v1.AlterTopic
-	8,  // 4: storage.v1.MetadataCommand.delete_topic:type_name -> storage.v1.DeleteTopic
-	9,  // 5: storage.v1.MetadataCommand.remove_topic:type_name -> storage.v1.RemoveTopic
-	10, // 6: storage.v1.MetadataCommand.create_group:type_name -> storage.v1.CreateGroup
-	11, // 7: storage.v1.MetadataCommand.alter_group:type_name -> storage.v1.AlterGroup
-	12, // 8: storage.v1.MetadataCommand.pause_group:type_name -> storage.v1.PauseGroup
-	13, // 9: storage.v1.MetadataCommand.finish_group:type_name -> storage.v1.FinishGroup
-	14, // 10: storage.v1.MetadataCommand.delete_group:type_name -> storage.v1.DeleteGroup
-	15, // 11: storage.v1.MetadataCommand.remove_group:type_name -> storage.v1.RemoveGroup
-	16, // 12: storage.v1.MetadataCommand.join:type_name -> storage.v1.Join
-	17, // 13: storage.v1.MetadataCommand.leave:type_name -> storage.v1.Leave
-	18, // 14: storage.v1.MetadataCommand.expire:type_name -> storage.v1.Expire
-	20, // 15: storage.v1.MetadataCommand.set_authority:type_name -> storage.v1.SetAuthority
-	21, // 16: storage.v1.MetadataCommand.add_node:type_name -> storage.v1.AddNode
-	24, // 17: storage.v1.MetadataCommand.update_node:type_name -> storage.v1.UpdateNode
-	25, // 18: storage.v1.MetadataCommand.drain_node:type_name -> storage.v1.DrainNode
-	26, // 19: storage.v1.MetadataCommand.lose_node:type_name -> storage.v1.LoseNode
-	27, // 20: storage.v1.MetadataCommand.remove_node:type_name -> storage.v1.RemoveNode
-	28, // 21: storage.v1.MetadataCommand.create_join_token:type_name -> storage.v1.CreateJoinToken
-	29, // 22: storage.v1.MetadataCommand.place_replicas:type_name -> storage.v1.PlaceReplicas
-	31, // 23: storage.v1.MetadataCommand.settle_replicas:type_name -> storage.v1.SettleReplicas
-	33, // 24: storage.v1.MetadataCommand.left_replica:type_name -> storage.v1.LeftReplica
-	34, // 25: storage.v1.MetadataCommand.damaged_replica:type_name -> storage.v1.DamagedReplica
-	46, // 26: storage.v1.CreateTopic.config:type_name -> strandmq.v1.TopicConfig
-	5,  // 27: storage.v1.CreateTopic.placements:type_name -> storage.v1.NodeList
-	46, // 28: storage.v1.AlterTopic.config:type_name -> strandmq.v1.TopicConfig
-	47, // 29: storage.v1.CreateGroup.policy:type_name -> strandmq.v1.GroupPolicy
-	48, // 30: storage.v1.CreateGroup.start:type_name -> strandmq.v1.StartPosition
-	47, // 31: storage.v1.AlterGroup.policy:type_name -> strandmq.v1.GroupPolicy
-	19, // 32: storage.v1.Expire.sessions:type_name -> storage.v1.SessionRef
-	22, // 33: storage.v1.AddNode.address:type_name -> storage.v1.NodeAddress
-	23, // 34: storage.v1.AddNode.earlier:type_name -> storage.v1.NodeStart
-	22, // 35: storage.v1.UpdateNode.address:type_name -> storage.v1.NodeAddress
-	23, // 36: storage.v1.UpdateNode.earlier:type_name -> storage.v1.NodeStart
-	30, // 37: storage.v1.PlaceReplicas.placements:type_name -> storage.v1.Placement
-	32, // 38: storage.v1.SettleReplicas.settled:type_name -> storage.v1.Settled
-	40, // 39: storage.v1.ClusterRow.metadata:type_name -> storage.v1.PartitionRow
-	1,  // 40: storage.v1.NodeRow.state:type_name -> storage.v1.NodeState
-	22, // 41: storage.v1.NodeRow.address:type_name -> storage.v1.NodeAddress
-	0,  // 42: storage.v1.TopicRow.phase:type_name -> storage.v1.Phase
-	40, // 43: storage.v1.TopicRow.partitions:type_name -> storage.v1.PartitionRow
-	46, // 44: storage.v1.TopicRow.config:type_name -> strandmq.v1.TopicConfig
-	42, // 45: storage.v1.PartitionRow.leaving:type_name -> storage.v1.LeavingRow
-	41, // 46: storage.v1.PartitionRow.rebuild:type_name -> storage.v1.RebuildRow
-	0,  // 47: storage.v1.GroupRow.phase:type_name -> storage.v1.Phase
-	47, // 48: storage.v1.GroupRow.policy:type_name -> strandmq.v1.GroupPolicy
-	48, // 49: storage.v1.GroupRow.start:type_name -> strandmq.v1.StartPosition
-	45, // 50: storage.v1.MemberRow.shares:type_name -> storage.v1.ShareRow
-	51, // [51:51] is the sub-list for method output_type
-	51, // [51:51] is the sub-list for method input_type
-	51, // [51:51] is the sub-list for extension type_name
-	51, // [51:51] is the sub-list for extension extendee
-	0,  // [0:51] is the sub-list for field type_name
+	4,  // 0: storage.v1.MetadataCommand.bootstrap:type_name -> storage.v1.Bootstrap
+	5,  // 1: storage.v1.MetadataCommand.create_topic:type_name -> storage.v1.CreateTopic
+	7,  // 2: storage.v1.MetadataCommand.finish_topic:type_name -> storage.v1.FinishTopic
+	8,  // 3: storage.v1.MetadataCommand.alter_topic:type_name -> storage.v1.AlterTopic
+	9,  // 4: storage.v1.MetadataCommand.delete_topic:type_name -> storage.v1.DeleteTopic
+	10, // 5: storage.v1.MetadataCommand.remove_topic:type_name -> storage.v1.RemoveTopic
+	11, // 6: storage.v1.MetadataCommand.create_group:type_name -> storage.v1.CreateGroup
+	12, // 7: storage.v1.MetadataCommand.alter_group:type_name -> storage.v1.AlterGroup
+	13, // 8: storage.v1.MetadataCommand.pause_group:type_name -> storage.v1.PauseGroup
+	14, // 9: storage.v1.MetadataCommand.finish_group:type_name -> storage.v1.FinishGroup
+	15, // 10: storage.v1.MetadataCommand.delete_group:type_name -> storage.v1.DeleteGroup
+	16, // 11: storage.v1.MetadataCommand.remove_group:type_name -> storage.v1.RemoveGroup
+	17, // 12: storage.v1.MetadataCommand.join:type_name -> storage.v1.Join
+	18, // 13: storage.v1.MetadataCommand.leave:type_name -> storage.v1.Leave
+	19, // 14: storage.v1.MetadataCommand.expire:type_name -> storage.v1.Expire
+	21, // 15: storage.v1.MetadataCommand.set_authority:type_name -> storage.v1.SetAuthority
+	22, // 16: storage.v1.MetadataCommand.add_node:type_name -> storage.v1.AddNode
+	25, // 17: storage.v1.MetadataCommand.update_node:type_name -> storage.v1.UpdateNode
+	26, // 18: storage.v1.MetadataCommand.drain_node:type_name -> storage.v1.DrainNode
+	27, // 19: storage.v1.MetadataCommand.lose_node:type_name -> storage.v1.LoseNode
+	28, // 20: storage.v1.MetadataCommand.remove_node:type_name -> storage.v1.RemoveNode
+	29, // 21: storage.v1.MetadataCommand.create_join_token:type_name -> storage.v1.CreateJoinToken
+	30, // 22: storage.v1.MetadataCommand.place_replicas:type_name -> storage.v1.PlaceReplicas
+	32, // 23: storage.v1.MetadataCommand.settle_replicas:type_name -> storage.v1.SettleReplicas
+	34, // 24: storage.v1.MetadataCommand.left_replica:type_name -> storage.v1.LeftReplica
+	35, // 25: storage.v1.MetadataCommand.damaged_replica:type_name -> storage.v1.DamagedReplica
+	36, // 26: storage.v1.MetadataCommand.add_events:type_name -> storage.v1.AddEvents
+	38, // 27: storage.v1.MetadataCommand.note_nodes:type_name -> storage.v1.NoteNodes
+	54, // 28: storage.v1.CreateTopic.config:type_name -> strandmq.v1.TopicConfig
+	6,  // 29: storage.v1.CreateTopic.placements:type_name -> storage.v1.NodeList
+	54, // 30: storage.v1.AlterTopic.config:type_name -> strandmq.v1.TopicConfig
+	55, // 31: storage.v1.CreateGroup.policy:type_name -> strandmq.v1.GroupPolicy
+	56, // 32: storage.v1.CreateGroup.start:type_name -> strandmq.v1.StartPosition
+	55, // 33: storage.v1.AlterGroup.policy:type_name -> strandmq.v1.GroupPolicy
+	20, // 34: storage.v1.Expire.sessions:type_name -> storage.v1.SessionRef
+	23, // 35: storage.v1.AddNode.address:type_name -> storage.v1.NodeAddress
+	24, // 36: storage.v1.AddNode.earlier:type_name -> storage.v1.NodeStart
+	23, // 37: storage.v1.UpdateNode.address:type_name -> storage.v1.NodeAddress
+	24, // 38: storage.v1.UpdateNode.earlier:type_name -> storage.v1.NodeStart
+	31, // 39: storage.v1.PlaceReplicas.placements:type_name -> storage.v1.Placement
+	33, // 40: storage.v1.SettleReplicas.settled:type_name -> storage.v1.Settled
+	37, // 41: storage.v1.AddEvents.events:type_name -> storage.v1.Happening
+	39, // 42: storage.v1.NoteNodes.nodes:type_name -> storage.v1.NodeNote
+	0,  // 43: storage.v1.NodeNote.presence:type_name -> storage.v1.NodePresence
+	48, // 44: storage.v1.ClusterRow.metadata:type_name -> storage.v1.PartitionRow
+	41, // 45: storage.v1.ClusterRow.event_totals:type_name -> storage.v1.EventTotalRow
+	0,  // 46: storage.v1.EventSourceRow.presence:type_name -> storage.v1.NodePresence
+	2,  // 47: storage.v1.NodeRow.state:type_name -> storage.v1.NodeState
+	23, // 48: storage.v1.NodeRow.address:type_name -> storage.v1.NodeAddress
+	1,  // 49: storage.v1.TopicRow.phase:type_name -> storage.v1.Phase
+	48, // 50: storage.v1.TopicRow.partitions:type_name -> storage.v1.PartitionRow
+	54, // 51: storage.v1.TopicRow.config:type_name -> strandmq.v1.TopicConfig
+	50, // 52: storage.v1.PartitionRow.leaving:type_name -> storage.v1.LeavingRow
+	49, // 53: storage.v1.PartitionRow.rebuild:type_name -> storage.v1.RebuildRow
+	1,  // 54: storage.v1.GroupRow.phase:type_name -> storage.v1.Phase
+	55, // 55: storage.v1.GroupRow.policy:type_name -> strandmq.v1.GroupPolicy
+	56, // 56: storage.v1.GroupRow.start:type_name -> strandmq.v1.StartPosition
+	53, // 57: storage.v1.MemberRow.shares:type_name -> storage.v1.ShareRow
+	58, // [58:58] is the sub-list for method output_type
+	58, // [58:58] is the sub-list for method input_type
+	58, // [58:58] is the sub-list for extension type_name
+	58, // [58:58] is the sub-list for extension extendee
+	0,  // [0:58] is the sub-list for field type_name
 }
 
 func init() { file_storage_v1_metadata_proto_init() }
@@ -3950,14 +4675,18 @@ func file_storage_v1_metadata_proto_init() {
 		(*MetadataCommand_SettleReplicas)(nil),
 		(*MetadataCommand_LeftReplica)(nil),
 		(*MetadataCommand_DamagedReplica)(nil),
+		(*MetadataCommand_AddEvents)(nil),
+		(*MetadataCommand_NoteNodes)(nil),
 	}
+	file_storage_v1_metadata_proto_msgTypes[34].OneofWrappers = []any{}
+	file_storage_v1_metadata_proto_msgTypes[39].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_storage_v1_metadata_proto_rawDesc), len(file_storage_v1_metadata_proto_rawDesc)),
-			NumEnums:      2,
-			NumMessages:   44,
+			NumEnums:      3,
+			NumMessages:   51,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
