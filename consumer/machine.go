@@ -10,6 +10,10 @@ import (
 // App is the groups of one partition: their replicated state and, where the
 // partition is led, the hands that act for them. It is a partition.App.
 type App struct {
+	// Notice hears what groups do by themselves. It is called as an entry is applied,
+	// and must not block. Set before use. Nil: nobody asks.
+	Notice func(Notice)
+
 	id      partition.PartitionID
 	rows    partition.Rows
 	groups  []*group  // by id
@@ -45,6 +49,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 		g.at = at.Index
 		a.stir(g)
 	}
+	was := a.mark(g)
 	var res any
 	switch h.kind {
 	case cmdCreate:
@@ -110,6 +115,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	if g != nil && g.broken != nil {
 		return nil, g.broken
 	}
+	a.tell(g, was, 0)
 	return res, nil
 }
 

@@ -54,6 +54,7 @@ type group struct {
 	outcomes  outcomes
 	refused   refusals
 	parking   uint64 // keys that a dead letter parks
+	parkeds   uint64 // how often that began, since this state was made: for notices
 	breaker   breaker
 	at        partition.Index // of the command that is being applied
 
@@ -367,6 +368,7 @@ func (g *group) block(hash uint64, o partition.Offset) {
 	}
 	if len(ks.blockers) == 0 {
 		g.parking++
+		g.parkeds++
 	}
 	ks.blockers = slices.Insert(ks.blockers, n, o)
 	g.soil(k)

@@ -174,19 +174,21 @@ func (a *App) Trim(_ partition.Position, t partition.TrimTo, to partition.Offset
 		if err := g.copyDead(to, log); err != nil {
 			return err
 		}
-		g.expire(to, t)
+		was := a.mark(g)
+		why := g.expire(to, t)
 		g.kept = max(g.kept, to)
 		if g.broken != nil {
 			return g.broken
 		}
+		a.tell(g, was, why)
 	}
 	return nil
 }
 
 // expire takes from the group what is before an offset and not settled, and
-// writes down what it lost.
-func (g *group) expire(to partition.Offset, t partition.TrimTo) {
-	why := lossBySize
+// writes down what it lost, and why.
+func (g *group) expire(to partition.Offset, t partition.TrimTo) (why lossCause) {
+	why = lossBySize
 	switch {
 	case g.policy.Retention == Hold:
 		why = lossByLimit
@@ -223,12 +225,13 @@ func (g *group) expire(to partition.Offset, t partition.TrimTo) {
 		n += unseen
 	}
 	if n == 0 {
-		return
+		return why
 	}
 	g.skipped += n
 	g.expired += n
 	l.count = n
 	g.addLoss(l)
+	return why
 }
 
 // lose forgets an entry whose message is gone. A token of it is stale from now

@@ -46,6 +46,10 @@ type Config struct {
 	// before, and the term. It is called from one goroutine, in order for each
 	// partition, and delays answers while it runs. Nil: nobody asks.
 	OnRole func(id PartitionID, leader NodeID, leading bool, term uint64)
+	// OnStop hears that a replica here cannot be trusted any more and stopped, and why,
+	// at a start too. It is called where partitions are driven, and must not block. Nil:
+	// nobody asks.
+	OnStop func(id PartitionID, why string)
 	// OnUnfit hears which nodes, this one among them, should lead nothing that another
 	// can, when that changes: their disks hang, or hung lately, or are full. It is
 	// called by the host's loop, and must not block. The slice is the receiver's to

@@ -506,6 +506,9 @@ func (c *core) fail(r *replica, err error) {
 	d := Damaged(r.id, storeError(r.id, err))
 	r.fault = d
 	c.cfg.Logger.Error("a partition stopped", "partition", c.cfg.Name(r.id), "entries", d.Entries(), "why", d.Why)
+	if c.cfg.OnStop != nil {
+		c.cfg.OnStop(r.id, d.Why)
+	}
 	if r.log != nil && r.unsaved {
 		// The rows of the entries that were applied are in the batch; how far
 		// they reach must be there too, or a restart would apply them twice.

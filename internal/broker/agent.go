@@ -103,8 +103,16 @@ func (a *agent) onRole(id partition.PartitionID, _ partition.NodeID, leading boo
 // onUnfit is partition.Config.OnUnfit.
 func (a *agent) onUnfit(nodes []partition.NodeID) {
 	a.mu.Lock()
+	self := a.b.cfg.Node
+	was, is := slices.Contains(a.unfit, self), slices.Contains(nodes, self)
 	a.unfit = nodes
 	a.mu.Unlock()
+	switch {
+	case is && !was:
+		a.b.events.ofNode(coordinator.NodeUnfit, "its disk is full, or hangs, or hung lately: it leads nothing that another can lead")
+	case was && !is:
+		a.b.events.ofNode(coordinator.NodeFit, "its disk is well again, and it may lead")
+	}
 	a.log.Info("which nodes should lead nothing that others can, since their disks are full, or hang or hung lately", "nodes", nodes)
 	a.nudge()
 }

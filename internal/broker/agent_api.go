@@ -104,6 +104,21 @@ func (s membershipServer) Damaged(ctx context.Context, req *nodev1.DamagedReques
 	return &nodev1.DamagedResponse{}, err
 }
 
+// Happened implements nodev1connect.MembershipServiceHandler.
+func (s membershipServer) Happened(ctx context.Context, req *nodev1.HappenedRequest) (*nodev1.HappenedResponse, error) {
+	if err := s.a.b.led(uint64(partition.Metadata)); err != nil {
+		return nil, err
+	}
+	batch := coordinator.Batch{Node: s.caller(ctx), Boot: req.GetBoot(), Number: req.GetBatch()}
+	for _, h := range req.GetEvents() {
+		batch.Events = append(batch.Events, coordinator.Happening{
+			Kind: coordinator.EventKind(h.GetKind()), Topic: h.GetTopic(), Partition: h.Partition, Group: h.GetGroup(),
+			Node: partition.NodeID(h.GetNode()), Text: h.GetText(), Count: h.GetCount(),
+		})
+	}
+	return &nodev1.HappenedResponse{}, s.a.b.coord.AddEvents(ctx, batch)
+}
+
 // admit lets a machine in, where the metadata log is led. What is wrong with its
 // token, or its folder, is a *peer.ErrRefused.
 func (a *agent) admit(ctx context.Context, req *nodev1.AdmitRequest) (*coordinator.Node, error) {

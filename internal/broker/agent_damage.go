@@ -67,6 +67,7 @@ func (a *agent) shed(ctx context.Context, doing *sync.WaitGroup) (more bool) {
 			}
 		}
 		a.log.Info("damaged entries of the metadata log are gone: a restart does without them", "to", to)
+		a.b.events.ofNode(coordinator.EntriesLetGo, fmt.Sprintf("entries of its copy of the metadata log did not read, and it goes on without those up to %d", to))
 		return nil
 	})
 }
@@ -109,6 +110,7 @@ func (a *agent) noteDamage(p *coordinator.Partition, own duty.Own, t duty.Task) 
 		delete(w.told, id)
 	} else if w.told[id] != t.Why {
 		w.told[id] = t.Why
+		a.b.events.note(happening{kind: coordinator.ReplicaKept, of: spot{id, true}, ours: true, text: "a damaged replica is not made anew from the others: " + t.Why + " (" + own.Damage + ")"})
 		a.log.Warn("a damaged replica is not made anew from the others", "partition", a.b.partitionName(id), "replica", own.ID, "stopped", own.Stopped, "damage", own.Damage, "why", t.Why)
 	}
 	switch r := p.Rebuild.ID; {

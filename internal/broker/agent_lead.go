@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -132,7 +133,15 @@ func (a *agent) carry(ctx context.Context, doing *sync.WaitGroup, p *coordinator
 			return err
 		})
 	case duty.Transfer:
-		a.do(ctx, doing, id, "handing a leadership over", func(ctx context.Context) error { return a.b.host.Transfer(ctx, id, s.To) })
+		a.do(ctx, doing, id, "handing a leadership over", func(ctx context.Context) error {
+			unfit := !a.fit(a.b.cfg.Node)
+			err := a.b.host.Transfer(ctx, id, s.To)
+			if err == nil && unfit {
+				a.b.events.note(happening{kind: coordinator.LeadGiven, of: spot{id, true}, ours: true,
+					text: fmt.Sprintf("it handed a partition over to node %v, since its own disk is full, or hangs, or hung lately", s.To.Node())})
+			}
+			return err
+		})
 	case duty.Settle:
 		placement := p.Placement
 		a.do(ctx, doing, id, "saying that a placement is reached", func(ctx context.Context) error { return a.saySettled(ctx, id, placement) })

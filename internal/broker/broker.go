@@ -49,6 +49,7 @@ type Broker struct {
 	live      *live
 	disk      *disk
 	retention *retention
+	events    *happenings
 
 	streamNumber atomic.Uint64 // of the publish stream opened last
 	readTurn     atomic.Uint64 // of the partition that a Read looks into first
@@ -103,7 +104,10 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 	b := &Broker{
 		cfg: cfg, log: cfg.Logger, startedAt: time.Now(), metrics: newMetrics(cfg.Version),
 		failed: make(chan error, 1), flight: &flight{max: cfg.RequestBytes}, memory: &pool{max: cfg.StreamMemory},
-		topics: topics{of: map[*coordinator.Topic]*topic{}},
+		topics: topics{of: map[*coordinator.Topic]*topic{}}, events: newHappenings(),
+	}
+	b.metrics.full = func(reason string) {
+		b.events.ofNode(coordinator.MemoryLimit, "calls were refused as "+reason+": the memory that is for them is used up")
 	}
 	b.serving, b.stopServing = context.WithCancel(context.WithoutCancel(ctx))
 	b.calls, b.stopCalls = context.WithCancel(context.WithoutCancel(ctx))
@@ -160,7 +164,7 @@ func (b *Broker) open(ctx context.Context) error {
 	if b.store, err = logstore.Open(sc); err != nil {
 		return err
 	}
-	b.disk = &disk{reserve: uint64(max(b.cfg.DiskReserve, 0)), room: sc.Room, folder: sc.Dir, log: b.log}
+	b.disk = &disk{reserve: uint64(max(b.cfg.DiskReserve, 0)), room: sc.Room, folder: sc.Dir, log: b.log, events: b.events}
 	b.disk.look()
 	if b.cfg.Cluster != nil || b.cfg.Store.FS == nil && clustered(b.cfg.DataDir) {
 		if b.agent, err = b.beginAgent(ctx); err != nil {
@@ -193,6 +197,7 @@ func (b *Broker) open(ctx context.Context) error {
 	b.running.Go(func() { b.watchSessions(known) })
 	b.running.Go(b.watchDisk)
 	b.running.Go(b.retention.run)
+	b.running.Go(b.tellEvents)
 	if b.agent != nil {
 		close(b.agent.ready)
 		b.agent.nudge()
@@ -208,10 +213,17 @@ func (b *Broker) openHost() error {
 	if b.agent != nil {
 		b.agent.hook(&hc)
 	}
+	hc.OnStop = func(id partition.PartitionID, why string) {
+		b.events.note(happening{kind: coordinator.ReplicaStopped, of: spot{id, true}, ours: true, text: why})
+	}
 	hc.Name = func(id partition.PartitionID) string { return b.store.NameOf(uint64(id)) }
 	hc.NewApp = func(id partition.PartitionID, rows partition.Rows) (partition.App, error) {
 		if id != partition.Metadata {
-			return consumer.NewApp(id, rows)
+			app, err := consumer.NewApp(id, rows)
+			if err == nil {
+				app.Notice = b.noticed
+			}
+			return app, err
 		}
 		app, err := coordinator.NewApp(rows, coordinator.Config{
 			SessionTimeout: partition.Millis(b.cfg.SessionTimeout.Milliseconds()), Node: b.cfg.Node, Board: board, Balance: b.cfg.Balance,

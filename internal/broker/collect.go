@@ -36,6 +36,12 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 	}
 	b.collectStore(ch)
 	b.collectCluster(ch)
+	if b.far == nil || b.far.here(partition.Metadata) {
+		events, _ := b.coord.Events()
+		for _, t := range events.Totals() {
+			counter("events_total", "What the cluster did by itself since it began, by the kinds of docs/events.md, each with its count. Who leads the cluster's metadata tells it.", []string{"kind"}, float64(t.Count), string(t.Kind))
+		}
+	}
 	gauge("stream_memory_bytes", "What all streams hold: batches and answers that wait, deliveries on their way, and what is set aside.", nil, float64(b.memory.inUse()))
 	gauge("stream_memory_limit_bytes", "What all streams may hold: --stream-memory.", nil, float64(b.cfg.StreamMemory))
 	if room, low := b.disk.state(); room.Total > 0 {

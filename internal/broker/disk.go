@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/quantity"
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -26,6 +27,7 @@ type disk struct {
 	reserve uint64 // 0: nobody watches
 	folder  string
 	log     *slog.Logger
+	events  *happenings
 
 	mu   sync.Mutex
 	room func() (logstore.Room, error) // guarded by mu
@@ -62,8 +64,10 @@ func (d *disk) look() {
 	case now && !was:
 		d.log.Warn("the disk is nearly full: publishes are refused until there is room; consuming goes on",
 			"folder", d.folder, "free", size(room.Free), "of", size(room.Total), "reserve", size(d.reserve))
+		d.events.ofNode(coordinator.DiskLow, fmt.Sprintf("%s are free, less than the reserve of %s: publishes are refused there", size(room.Free), size(d.reserve)))
 	case was && !now:
 		d.log.Info("the disk has room again: publishes are taken", "folder", d.folder, "free", size(room.Free), "of", size(room.Total))
+		d.events.ofNode(coordinator.DiskRoom, fmt.Sprintf("%s are free: publishes are taken again", size(room.Free)))
 	}
 }
 

@@ -17,7 +17,7 @@ import (
 func TestDiskReserve(t *testing.T) {
 	var log bytes.Buffer
 	var free uint64
-	d := &disk{reserve: 800, log: slog.New(slog.NewTextHandler(&log, nil)), room: func() (logstore.Room, error) {
+	d := &disk{events: newHappenings(), reserve: 800, log: slog.New(slog.NewTextHandler(&log, nil)), room: func() (logstore.Room, error) {
 		return logstore.Room{Total: 10_000, Free: free}, nil
 	}}
 	if d.refuse() != nil {

@@ -46,6 +46,8 @@ type metrics struct {
 
 	labelled []labelledSeries // all of the above
 
+	full func(reason string) // hears of calls that were refused for want of memory; nil: nobody asks
+
 	mu   sync.Mutex
 	seen map[[2]string]bool // guarded by mu: topics (with an empty group) and groups that have labels
 }
@@ -152,7 +154,12 @@ func (m *metrics) call(procedure string) func(code string) {
 	}
 }
 
-func (m *metrics) rejected(reason string) { m.rejects.WithLabelValues(reason).Inc() }
+func (m *metrics) rejected(reason string) {
+	m.rejects.WithLabelValues(reason).Inc()
+	if m.full != nil && (reason == "BUSY" || reason == "TOO_MANY_STREAMS") {
+		m.full(reason)
+	}
+}
 
 // forget drops a deleted topic's series, those of its groups included.
 func (m *metrics) forget(topic string) {

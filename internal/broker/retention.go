@@ -261,6 +261,7 @@ func (r *retention) trim(ctx context.Context, t *coordinator.Topic, number int, 
 // note keeps what is held, and opens or shuts the partition for publishes.
 func (r *retention) note(t *coordinator.Topic, id partition.PartitionID, h held) {
 	r.mu.Lock()
+	before := r.held[id].groups
 	if len(h.groups) == 0 {
 		delete(r.held, id)
 	} else {
@@ -278,6 +279,10 @@ func (r *retention) note(t *coordinator.Topic, id partition.PartitionID, h held)
 		name := r.b.groupName(gid)
 		if x.part >= holdAlarm {
 			r.alarm(t, id, gid, x)
+		}
+		if x.part >= 1 && before[gid].part < 1 {
+			r.b.events.note(happening{kind: coordinator.HoldLimit, of: spot{id, true}, group: consumer.GroupID(gid),
+				text: fmt.Sprintf("it holds %s beyond the topic's retention, its %s: what is older goes unread, or publishes are refused where the topic says so", size(x.bytes), x.limit)})
 		}
 		if x.part >= 1 && t.Config.RefuseAtHold {
 			refused = &refusal{reason: "HOLD_LIMIT", retryAfter: 5 * time.Second, text: fmt.Sprintf(

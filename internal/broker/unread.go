@@ -12,6 +12,8 @@ import (
 func (b *Broker) lostUnread(id consumer.GroupID, bad *partition.ErrUnreadable) {
 	b.log.Warn("a message cannot be read and is lost to an at-most-once group, which does not get it again", "group", b.groupName(coordinator.GroupID(id)),
 		"partition", b.partitionName(bad.Partition), "offset", uint64(bad.Offset), "why", bad.Why())
+	b.events.note(happening{kind: coordinator.LostUnread, of: spot{bad.Partition, true}, group: id,
+		text: fmt.Sprintf("the message at offset %d cannot be read, and an at-most-once group does not get it again: %s", bad.Offset, bad.Why())})
 }
 
 // standsBefore says before what a group stands that cannot be read, and how it

@@ -874,6 +874,208 @@ func (*DamagedResponse) Descriptor() ([]byte, []int) {
 	return file_node_v1_membership_proto_rawDescGZIP(), []int{14}
 }
 
+// HappenedRequest is what happened at the calling node.
+type HappenedRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How often its store was started.
+	Boot uint64 `protobuf:"varint,1,opt,name=boot,proto3" json:"boot,omitempty"`
+	// The number of the batch since that start, from 1. The same number is the same
+	// batch, asked again.
+	Batch uint64 `protobuf:"varint,2,opt,name=batch,proto3" json:"batch,omitempty"`
+	// What happened, in order.
+	Events        []*HappenedEvent `protobuf:"bytes,3,rep,name=events,proto3" json:"events,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HappenedRequest) Reset() {
+	*x = HappenedRequest{}
+	mi := &file_node_v1_membership_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HappenedRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HappenedRequest) ProtoMessage() {}
+
+func (x *HappenedRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_membership_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HappenedRequest.ProtoReflect.Descriptor instead.
+func (*HappenedRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *HappenedRequest) GetBoot() uint64 {
+	if x != nil {
+		return x.Boot
+	}
+	return 0
+}
+
+func (x *HappenedRequest) GetBatch() uint64 {
+	if x != nil {
+		return x.Batch
+	}
+	return 0
+}
+
+func (x *HappenedRequest) GetEvents() []*HappenedEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+// HappenedEvent is one kind of thing that happened, once or several times.
+type HappenedEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What happened: capital letters and underscores.
+	Kind string `protobuf:"bytes,1,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The topic; empty: none.
+	Topic string `protobuf:"bytes,2,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The partition's number in the topic; not set: none, or several.
+	Partition *uint32 `protobuf:"varint,3,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// The group; empty: none.
+	Group string `protobuf:"bytes,4,opt,name=group,proto3" json:"group,omitempty"`
+	// The node; 0: none.
+	Node uint64 `protobuf:"varint,5,opt,name=node,proto3" json:"node,omitempty"`
+	// What it was, in words.
+	Text string `protobuf:"bytes,6,opt,name=text,proto3" json:"text,omitempty"`
+	// How often it happened, or of how many it is.
+	Count         uint64 `protobuf:"varint,7,opt,name=count,proto3" json:"count,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HappenedEvent) Reset() {
+	*x = HappenedEvent{}
+	mi := &file_node_v1_membership_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HappenedEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HappenedEvent) ProtoMessage() {}
+
+func (x *HappenedEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_membership_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HappenedEvent.ProtoReflect.Descriptor instead.
+func (*HappenedEvent) Descriptor() ([]byte, []int) {
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *HappenedEvent) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *HappenedEvent) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *HappenedEvent) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *HappenedEvent) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *HappenedEvent) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *HappenedEvent) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *HappenedEvent) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+// HappenedResponse is empty.
+type HappenedResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HappenedResponse) Reset() {
+	*x = HappenedResponse{}
+	mi := &file_node_v1_membership_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HappenedResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HappenedResponse) ProtoMessage() {}
+
+func (x *HappenedResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_membership_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HappenedResponse.ProtoReflect.Descriptor instead.
+func (*HappenedResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_membership_proto_rawDescGZIP(), []int{17}
+}
+
 var File_node_v1_membership_proto protoreflect.FileDescriptor
 
 const file_node_v1_membership_proto_rawDesc = "" +
@@ -927,13 +1129,29 @@ const file_node_v1_membership_proto_rawDesc = "" +
 	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12\x18\n" +
 	"\areplica\x18\x02 \x01(\x04R\areplica\x12\x10\n" +
 	"\x03why\x18\x03 \x01(\tR\x03why\"\x11\n" +
-	"\x0fDamagedResponse2\xcd\x02\n" +
+	"\x0fDamagedResponse\"k\n" +
+	"\x0fHappenedRequest\x12\x12\n" +
+	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x14\n" +
+	"\x05batch\x18\x02 \x01(\x04R\x05batch\x12.\n" +
+	"\x06events\x18\x03 \x03(\v2\x16.node.v1.HappenedEventR\x06events\"\xbe\x01\n" +
+	"\rHappenedEvent\x12\x12\n" +
+	"\x04kind\x18\x01 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05topic\x18\x02 \x01(\tR\x05topic\x12!\n" +
+	"\tpartition\x18\x03 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x14\n" +
+	"\x05group\x18\x04 \x01(\tR\x05group\x12\x12\n" +
+	"\x04node\x18\x05 \x01(\x04R\x04node\x12\x12\n" +
+	"\x04text\x18\x06 \x01(\tR\x04text\x12\x14\n" +
+	"\x05count\x18\a \x01(\x04R\x05countB\f\n" +
+	"\n" +
+	"_partition\"\x12\n" +
+	"\x10HappenedResponse2\x90\x03\n" +
 	"\x11MembershipService\x128\n" +
 	"\x05Admit\x12\x15.node.v1.AdmitRequest\x1a\x16.node.v1.AdmitResponse\"\x00\x12A\n" +
 	"\bAnnounce\x12\x18.node.v1.AnnounceRequest\x1a\x19.node.v1.AnnounceResponse\"\x00\x12>\n" +
 	"\aReached\x12\x17.node.v1.ReachedRequest\x1a\x18.node.v1.ReachedResponse\"\x00\x12;\n" +
 	"\x06Erased\x12\x16.node.v1.ErasedRequest\x1a\x17.node.v1.ErasedResponse\"\x00\x12>\n" +
-	"\aDamaged\x12\x17.node.v1.DamagedRequest\x1a\x18.node.v1.DamagedResponse\"\x00B3Z1github.com/strandmq/strandmq/proto/node/v1;nodev1b\x06proto3"
+	"\aDamaged\x12\x17.node.v1.DamagedRequest\x1a\x18.node.v1.DamagedResponse\"\x00\x12A\n" +
+	"\bHappened\x12\x18.node.v1.HappenedRequest\x1a\x19.node.v1.HappenedResponse\"\x00B3Z1github.com/strandmq/strandmq/proto/node/v1;nodev1b\x06proto3"
 
 var (
 	file_node_v1_membership_proto_rawDescOnce sync.Once
@@ -947,7 +1165,7 @@ func file_node_v1_membership_proto_rawDescGZIP() []byte {
 	return file_node_v1_membership_proto_rawDescData
 }
 
-var file_node_v1_membership_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_node_v1_membership_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_node_v1_membership_proto_goTypes = []any{
 	(*NodeAddress)(nil),         // 0: node.v1.NodeAddress
 	(*NodeStart)(nil),           // 1: node.v1.NodeStart
@@ -964,6 +1182,9 @@ var file_node_v1_membership_proto_goTypes = []any{
 	(*ErasedResponse)(nil),      // 12: node.v1.ErasedResponse
 	(*DamagedRequest)(nil),      // 13: node.v1.DamagedRequest
 	(*DamagedResponse)(nil),     // 14: node.v1.DamagedResponse
+	(*HappenedRequest)(nil),     // 15: node.v1.HappenedRequest
+	(*HappenedEvent)(nil),       // 16: node.v1.HappenedEvent
+	(*HappenedResponse)(nil),    // 17: node.v1.HappenedResponse
 }
 var file_node_v1_membership_proto_depIdxs = []int32{
 	1,  // 0: node.v1.NodeAddress.earlier:type_name -> node.v1.NodeStart
@@ -972,21 +1193,24 @@ var file_node_v1_membership_proto_depIdxs = []int32{
 	0,  // 3: node.v1.KnownNode.address:type_name -> node.v1.NodeAddress
 	0,  // 4: node.v1.AdmitRequest.address:type_name -> node.v1.NodeAddress
 	0,  // 5: node.v1.AnnounceRequest.address:type_name -> node.v1.NodeAddress
-	5,  // 6: node.v1.MembershipService.Admit:input_type -> node.v1.AdmitRequest
-	7,  // 7: node.v1.MembershipService.Announce:input_type -> node.v1.AnnounceRequest
-	9,  // 8: node.v1.MembershipService.Reached:input_type -> node.v1.ReachedRequest
-	11, // 9: node.v1.MembershipService.Erased:input_type -> node.v1.ErasedRequest
-	13, // 10: node.v1.MembershipService.Damaged:input_type -> node.v1.DamagedRequest
-	6,  // 11: node.v1.MembershipService.Admit:output_type -> node.v1.AdmitResponse
-	8,  // 12: node.v1.MembershipService.Announce:output_type -> node.v1.AnnounceResponse
-	10, // 13: node.v1.MembershipService.Reached:output_type -> node.v1.ReachedResponse
-	12, // 14: node.v1.MembershipService.Erased:output_type -> node.v1.ErasedResponse
-	14, // 15: node.v1.MembershipService.Damaged:output_type -> node.v1.DamagedResponse
-	11, // [11:16] is the sub-list for method output_type
-	6,  // [6:11] is the sub-list for method input_type
-	6,  // [6:6] is the sub-list for extension type_name
-	6,  // [6:6] is the sub-list for extension extendee
-	0,  // [0:6] is the sub-list for field type_name
+	16, // 6: node.v1.HappenedRequest.events:type_name -> node.v1.HappenedEvent
+	5,  // 7: node.v1.MembershipService.Admit:input_type -> node.v1.AdmitRequest
+	7,  // 8: node.v1.MembershipService.Announce:input_type -> node.v1.AnnounceRequest
+	9,  // 9: node.v1.MembershipService.Reached:input_type -> node.v1.ReachedRequest
+	11, // 10: node.v1.MembershipService.Erased:input_type -> node.v1.ErasedRequest
+	13, // 11: node.v1.MembershipService.Damaged:input_type -> node.v1.DamagedRequest
+	15, // 12: node.v1.MembershipService.Happened:input_type -> node.v1.HappenedRequest
+	6,  // 13: node.v1.MembershipService.Admit:output_type -> node.v1.AdmitResponse
+	8,  // 14: node.v1.MembershipService.Announce:output_type -> node.v1.AnnounceResponse
+	10, // 15: node.v1.MembershipService.Reached:output_type -> node.v1.ReachedResponse
+	12, // 16: node.v1.MembershipService.Erased:output_type -> node.v1.ErasedResponse
+	14, // 17: node.v1.MembershipService.Damaged:output_type -> node.v1.DamagedResponse
+	17, // 18: node.v1.MembershipService.Happened:output_type -> node.v1.HappenedResponse
+	13, // [13:19] is the sub-list for method output_type
+	7,  // [7:13] is the sub-list for method input_type
+	7,  // [7:7] is the sub-list for extension type_name
+	7,  // [7:7] is the sub-list for extension extendee
+	0,  // [0:7] is the sub-list for field type_name
 }
 
 func init() { file_node_v1_membership_proto_init() }
@@ -994,13 +1218,14 @@ func file_node_v1_membership_proto_init() {
 	if File_node_v1_membership_proto != nil {
 		return
 	}
+	file_node_v1_membership_proto_msgTypes[16].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_membership_proto_rawDesc), len(file_node_v1_membership_proto_rawDesc)),
 			NumEnums:      0,
-			NumMessages:   15,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

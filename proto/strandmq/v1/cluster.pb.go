@@ -1081,6 +1081,316 @@ func (x *MovePartitionResponse) GetMove() *PartitionMove {
 	return nil
 }
 
+// ListEventsRequest says which events.
+type ListEventsRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Only what is new since an answer: its next. 0: all that is kept.
+	After uint64 `protobuf:"varint,1,opt,name=after,proto3" json:"after,omitempty"`
+	// At most so many, the first ones. 0: 1,000, which is all that is kept.
+	Max uint32 `protobuf:"varint,2,opt,name=max,proto3" json:"max,omitempty"`
+	// How long to wait for the first one, in milliseconds, up to 60,000. 0: not at all.
+	WaitMs int64 `protobuf:"varint,3,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
+	// Only events of this kind; empty: of all.
+	Kind string `protobuf:"bytes,4,opt,name=kind,proto3" json:"kind,omitempty"`
+	// Only events of this topic; empty: of all, and of none.
+	Topic string `protobuf:"bytes,5,opt,name=topic,proto3" json:"topic,omitempty"`
+	// Only events of groups of this name; empty: of all, and of none.
+	Group string `protobuf:"bytes,6,opt,name=group,proto3" json:"group,omitempty"`
+	// Only events of this node; 0: of all, and of none.
+	Node          uint64 `protobuf:"varint,7,opt,name=node,proto3" json:"node,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsRequest) Reset() {
+	*x = ListEventsRequest{}
+	mi := &file_strandmq_v1_cluster_proto_msgTypes[15]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsRequest) ProtoMessage() {}
+
+func (x *ListEventsRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_cluster_proto_msgTypes[15]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsRequest.ProtoReflect.Descriptor instead.
+func (*ListEventsRequest) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_cluster_proto_rawDescGZIP(), []int{15}
+}
+
+func (x *ListEventsRequest) GetAfter() uint64 {
+	if x != nil {
+		return x.After
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetMax() uint32 {
+	if x != nil {
+		return x.Max
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetWaitMs() int64 {
+	if x != nil {
+		return x.WaitMs
+	}
+	return 0
+}
+
+func (x *ListEventsRequest) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ListEventsRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ListEventsRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ListEventsRequest) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+// ListEventsResponse has the events in the order in which they last changed.
+type ListEventsResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The events.
+	Events []*ClusterEvent `protobuf:"bytes,1,rep,name=events,proto3" json:"events,omitempty"`
+	// What to ask after the next time.
+	Next uint64 `protobuf:"varint,2,opt,name=next,proto3" json:"next,omitempty"`
+	// Some of what was asked for is not kept any more.
+	Missed bool `protobuf:"varint,3,opt,name=missed,proto3" json:"missed,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says of what, and which nodes are missing.
+	Behind        string `protobuf:"bytes,4,opt,name=behind,proto3" json:"behind,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ListEventsResponse) Reset() {
+	*x = ListEventsResponse{}
+	mi := &file_strandmq_v1_cluster_proto_msgTypes[16]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ListEventsResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ListEventsResponse) ProtoMessage() {}
+
+func (x *ListEventsResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_cluster_proto_msgTypes[16]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ListEventsResponse.ProtoReflect.Descriptor instead.
+func (*ListEventsResponse) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_cluster_proto_rawDescGZIP(), []int{16}
+}
+
+func (x *ListEventsResponse) GetEvents() []*ClusterEvent {
+	if x != nil {
+		return x.Events
+	}
+	return nil
+}
+
+func (x *ListEventsResponse) GetNext() uint64 {
+	if x != nil {
+		return x.Next
+	}
+	return 0
+}
+
+func (x *ListEventsResponse) GetMissed() bool {
+	if x != nil {
+		return x.Missed
+	}
+	return false
+}
+
+func (x *ListEventsResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
+}
+
+// ClusterEvent is something that happened, once or several times in a row.
+type ClusterEvent struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Its number. One that is given again under its number has a greater count.
+	Number uint64 `protobuf:"varint,1,opt,name=number,proto3" json:"number,omitempty"`
+	// What happened, such as CIRCUIT_OPENED; new kinds may come.
+	Kind string `protobuf:"bytes,2,opt,name=kind,proto3" json:"kind,omitempty"`
+	// The topic; empty: none.
+	Topic string `protobuf:"bytes,3,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The partition's number in the topic; not set: none, or several.
+	Partition *uint32 `protobuf:"varint,4,opt,name=partition,proto3,oneof" json:"partition,omitempty"`
+	// The group; empty: none.
+	Group string `protobuf:"bytes,5,opt,name=group,proto3" json:"group,omitempty"`
+	// The node; 0: none.
+	Node uint64 `protobuf:"varint,6,opt,name=node,proto3" json:"node,omitempty"`
+	// What it was, the last time, in words.
+	Text string `protobuf:"bytes,7,opt,name=text,proto3" json:"text,omitempty"`
+	// How often it happened, or of how many messages, keys or members it is.
+	Count uint64 `protobuf:"varint,8,opt,name=count,proto3" json:"count,omitempty"`
+	// When it happened first.
+	First *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=first,proto3" json:"first,omitempty"`
+	// When it happened last.
+	Last *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=last,proto3" json:"last,omitempty"`
+	// A command to go on with; empty: there is nothing to do.
+	Advice        string `protobuf:"bytes,11,opt,name=advice,proto3" json:"advice,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ClusterEvent) Reset() {
+	*x = ClusterEvent{}
+	mi := &file_strandmq_v1_cluster_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ClusterEvent) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ClusterEvent) ProtoMessage() {}
+
+func (x *ClusterEvent) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_cluster_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ClusterEvent.ProtoReflect.Descriptor instead.
+func (*ClusterEvent) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_cluster_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *ClusterEvent) GetNumber() uint64 {
+	if x != nil {
+		return x.Number
+	}
+	return 0
+}
+
+func (x *ClusterEvent) GetKind() string {
+	if x != nil {
+		return x.Kind
+	}
+	return ""
+}
+
+func (x *ClusterEvent) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *ClusterEvent) GetPartition() uint32 {
+	if x != nil && x.Partition != nil {
+		return *x.Partition
+	}
+	return 0
+}
+
+func (x *ClusterEvent) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *ClusterEvent) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *ClusterEvent) GetText() string {
+	if x != nil {
+		return x.Text
+	}
+	return ""
+}
+
+func (x *ClusterEvent) GetCount() uint64 {
+	if x != nil {
+		return x.Count
+	}
+	return 0
+}
+
+func (x *ClusterEvent) GetFirst() *timestamppb.Timestamp {
+	if x != nil {
+		return x.First
+	}
+	return nil
+}
+
+func (x *ClusterEvent) GetLast() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Last
+	}
+	return nil
+}
+
+func (x *ClusterEvent) GetAdvice() string {
+	if x != nil {
+		return x.Advice
+	}
+	return ""
+}
+
 var File_strandmq_v1_cluster_proto protoreflect.FileDescriptor
 
 const file_strandmq_v1_cluster_proto_rawDesc = "" +
@@ -1153,13 +1463,41 @@ const file_strandmq_v1_cluster_proto_rawDesc = "" +
 	"\x05nodes\x18\x03 \x03(\x04R\x05nodes\x12\x17\n" +
 	"\adry_run\x18\x04 \x01(\bR\x06dryRun\"G\n" +
 	"\x15MovePartitionResponse\x12.\n" +
-	"\x04move\x18\x01 \x01(\v2\x1a.strandmq.v1.PartitionMoveR\x04move*\xb3\x01\n" +
+	"\x04move\x18\x01 \x01(\v2\x1a.strandmq.v1.PartitionMoveR\x04move\"\xa8\x01\n" +
+	"\x11ListEventsRequest\x12\x14\n" +
+	"\x05after\x18\x01 \x01(\x04R\x05after\x12\x10\n" +
+	"\x03max\x18\x02 \x01(\rR\x03max\x12\x17\n" +
+	"\await_ms\x18\x03 \x01(\x03R\x06waitMs\x12\x12\n" +
+	"\x04kind\x18\x04 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05topic\x18\x05 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x06 \x01(\tR\x05group\x12\x12\n" +
+	"\x04node\x18\a \x01(\x04R\x04node\"\x8b\x01\n" +
+	"\x12ListEventsResponse\x121\n" +
+	"\x06events\x18\x01 \x03(\v2\x19.strandmq.v1.ClusterEventR\x06events\x12\x12\n" +
+	"\x04next\x18\x02 \x01(\x04R\x04next\x12\x16\n" +
+	"\x06missed\x18\x03 \x01(\bR\x06missed\x12\x16\n" +
+	"\x06behind\x18\x04 \x01(\tR\x06behind\"\xcf\x02\n" +
+	"\fClusterEvent\x12\x16\n" +
+	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x12\n" +
+	"\x04kind\x18\x02 \x01(\tR\x04kind\x12\x14\n" +
+	"\x05topic\x18\x03 \x01(\tR\x05topic\x12!\n" +
+	"\tpartition\x18\x04 \x01(\rH\x00R\tpartition\x88\x01\x01\x12\x14\n" +
+	"\x05group\x18\x05 \x01(\tR\x05group\x12\x12\n" +
+	"\x04node\x18\x06 \x01(\x04R\x04node\x12\x12\n" +
+	"\x04text\x18\a \x01(\tR\x04text\x12\x14\n" +
+	"\x05count\x18\b \x01(\x04R\x05count\x120\n" +
+	"\x05first\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\x05first\x12.\n" +
+	"\x04last\x18\n" +
+	" \x01(\v2\x1a.google.protobuf.TimestampR\x04last\x12\x16\n" +
+	"\x06advice\x18\v \x01(\tR\x06adviceB\f\n" +
+	"\n" +
+	"_partition*\xb3\x01\n" +
 	"\x10ClusterNodeState\x12\"\n" +
 	"\x1eCLUSTER_NODE_STATE_UNSPECIFIED\x10\x00\x12\x1d\n" +
 	"\x19CLUSTER_NODE_STATE_ACTIVE\x10\x01\x12\x1f\n" +
 	"\x1bCLUSTER_NODE_STATE_DRAINING\x10\x02\x12\x1b\n" +
 	"\x17CLUSTER_NODE_STATE_LOST\x10\x03\x12\x1e\n" +
-	"\x1aCLUSTER_NODE_STATE_REMOVED\x10\x042\x91\x04\n" +
+	"\x1aCLUSTER_NODE_STATE_REMOVED\x10\x042\xe0\x04\n" +
 	"\x0eClusterService\x12\\\n" +
 	"\x0fDescribeCluster\x12#.strandmq.v1.DescribeClusterRequest\x1a$.strandmq.v1.DescribeClusterResponse\x12\\\n" +
 	"\x0fCreateJoinToken\x12#.strandmq.v1.CreateJoinTokenRequest\x1a$.strandmq.v1.CreateJoinTokenResponse\x12J\n" +
@@ -1167,7 +1505,9 @@ const file_strandmq_v1_cluster_proto_rawDesc = "" +
 	"\vReplaceNode\x12\x1f.strandmq.v1.ReplaceNodeRequest\x1a .strandmq.v1.ReplaceNodeResponse\x12M\n" +
 	"\n" +
 	"RemoveNode\x12\x1e.strandmq.v1.RemoveNodeRequest\x1a\x1f.strandmq.v1.RemoveNodeResponse\x12V\n" +
-	"\rMovePartition\x12!.strandmq.v1.MovePartitionRequest\x1a\".strandmq.v1.MovePartitionResponseB;Z9github.com/strandmq/strandmq/proto/strandmq/v1;strandmqv1b\x06proto3"
+	"\rMovePartition\x12!.strandmq.v1.MovePartitionRequest\x1a\".strandmq.v1.MovePartitionResponse\x12M\n" +
+	"\n" +
+	"ListEvents\x12\x1e.strandmq.v1.ListEventsRequest\x1a\x1f.strandmq.v1.ListEventsResponseB;Z9github.com/strandmq/strandmq/proto/strandmq/v1;strandmqv1b\x06proto3"
 
 var (
 	file_strandmq_v1_cluster_proto_rawDescOnce sync.Once
@@ -1182,7 +1522,7 @@ func file_strandmq_v1_cluster_proto_rawDescGZIP() []byte {
 }
 
 var file_strandmq_v1_cluster_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_strandmq_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 15)
+var file_strandmq_v1_cluster_proto_msgTypes = make([]protoimpl.MessageInfo, 18)
 var file_strandmq_v1_cluster_proto_goTypes = []any{
 	(ClusterNodeState)(0),           // 0: strandmq.v1.ClusterNodeState
 	(*DescribeClusterRequest)(nil),  // 1: strandmq.v1.DescribeClusterRequest
@@ -1200,15 +1540,18 @@ var file_strandmq_v1_cluster_proto_goTypes = []any{
 	(*RemoveNodeResponse)(nil),      // 13: strandmq.v1.RemoveNodeResponse
 	(*MovePartitionRequest)(nil),    // 14: strandmq.v1.MovePartitionRequest
 	(*MovePartitionResponse)(nil),   // 15: strandmq.v1.MovePartitionResponse
-	(*timestamppb.Timestamp)(nil),   // 16: google.protobuf.Timestamp
+	(*ListEventsRequest)(nil),       // 16: strandmq.v1.ListEventsRequest
+	(*ListEventsResponse)(nil),      // 17: strandmq.v1.ListEventsResponse
+	(*ClusterEvent)(nil),            // 18: strandmq.v1.ClusterEvent
+	(*timestamppb.Timestamp)(nil),   // 19: google.protobuf.Timestamp
 }
 var file_strandmq_v1_cluster_proto_depIdxs = []int32{
 	3,  // 0: strandmq.v1.DescribeClusterResponse.nodes:type_name -> strandmq.v1.ClusterNode
 	4,  // 1: strandmq.v1.DescribeClusterResponse.moving:type_name -> strandmq.v1.PartitionMove
 	5,  // 2: strandmq.v1.DescribeClusterResponse.stuck:type_name -> strandmq.v1.StuckPartition
 	0,  // 3: strandmq.v1.ClusterNode.state:type_name -> strandmq.v1.ClusterNodeState
-	16, // 4: strandmq.v1.ClusterNode.joined:type_name -> google.protobuf.Timestamp
-	16, // 5: strandmq.v1.CreateJoinTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	19, // 4: strandmq.v1.ClusterNode.joined:type_name -> google.protobuf.Timestamp
+	19, // 5: strandmq.v1.CreateJoinTokenResponse.expires:type_name -> google.protobuf.Timestamp
 	3,  // 6: strandmq.v1.DrainNodeResponse.node:type_name -> strandmq.v1.ClusterNode
 	4,  // 7: strandmq.v1.DrainNodeResponse.moves:type_name -> strandmq.v1.PartitionMove
 	5,  // 8: strandmq.v1.DrainNodeResponse.stuck:type_name -> strandmq.v1.StuckPartition
@@ -1217,23 +1560,28 @@ var file_strandmq_v1_cluster_proto_depIdxs = []int32{
 	5,  // 11: strandmq.v1.ReplaceNodeResponse.stuck:type_name -> strandmq.v1.StuckPartition
 	3,  // 12: strandmq.v1.RemoveNodeResponse.node:type_name -> strandmq.v1.ClusterNode
 	4,  // 13: strandmq.v1.MovePartitionResponse.move:type_name -> strandmq.v1.PartitionMove
-	1,  // 14: strandmq.v1.ClusterService.DescribeCluster:input_type -> strandmq.v1.DescribeClusterRequest
-	6,  // 15: strandmq.v1.ClusterService.CreateJoinToken:input_type -> strandmq.v1.CreateJoinTokenRequest
-	8,  // 16: strandmq.v1.ClusterService.DrainNode:input_type -> strandmq.v1.DrainNodeRequest
-	10, // 17: strandmq.v1.ClusterService.ReplaceNode:input_type -> strandmq.v1.ReplaceNodeRequest
-	12, // 18: strandmq.v1.ClusterService.RemoveNode:input_type -> strandmq.v1.RemoveNodeRequest
-	14, // 19: strandmq.v1.ClusterService.MovePartition:input_type -> strandmq.v1.MovePartitionRequest
-	2,  // 20: strandmq.v1.ClusterService.DescribeCluster:output_type -> strandmq.v1.DescribeClusterResponse
-	7,  // 21: strandmq.v1.ClusterService.CreateJoinToken:output_type -> strandmq.v1.CreateJoinTokenResponse
-	9,  // 22: strandmq.v1.ClusterService.DrainNode:output_type -> strandmq.v1.DrainNodeResponse
-	11, // 23: strandmq.v1.ClusterService.ReplaceNode:output_type -> strandmq.v1.ReplaceNodeResponse
-	13, // 24: strandmq.v1.ClusterService.RemoveNode:output_type -> strandmq.v1.RemoveNodeResponse
-	15, // 25: strandmq.v1.ClusterService.MovePartition:output_type -> strandmq.v1.MovePartitionResponse
-	20, // [20:26] is the sub-list for method output_type
-	14, // [14:20] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	18, // 14: strandmq.v1.ListEventsResponse.events:type_name -> strandmq.v1.ClusterEvent
+	19, // 15: strandmq.v1.ClusterEvent.first:type_name -> google.protobuf.Timestamp
+	19, // 16: strandmq.v1.ClusterEvent.last:type_name -> google.protobuf.Timestamp
+	1,  // 17: strandmq.v1.ClusterService.DescribeCluster:input_type -> strandmq.v1.DescribeClusterRequest
+	6,  // 18: strandmq.v1.ClusterService.CreateJoinToken:input_type -> strandmq.v1.CreateJoinTokenRequest
+	8,  // 19: strandmq.v1.ClusterService.DrainNode:input_type -> strandmq.v1.DrainNodeRequest
+	10, // 20: strandmq.v1.ClusterService.ReplaceNode:input_type -> strandmq.v1.ReplaceNodeRequest
+	12, // 21: strandmq.v1.ClusterService.RemoveNode:input_type -> strandmq.v1.RemoveNodeRequest
+	14, // 22: strandmq.v1.ClusterService.MovePartition:input_type -> strandmq.v1.MovePartitionRequest
+	16, // 23: strandmq.v1.ClusterService.ListEvents:input_type -> strandmq.v1.ListEventsRequest
+	2,  // 24: strandmq.v1.ClusterService.DescribeCluster:output_type -> strandmq.v1.DescribeClusterResponse
+	7,  // 25: strandmq.v1.ClusterService.CreateJoinToken:output_type -> strandmq.v1.CreateJoinTokenResponse
+	9,  // 26: strandmq.v1.ClusterService.DrainNode:output_type -> strandmq.v1.DrainNodeResponse
+	11, // 27: strandmq.v1.ClusterService.ReplaceNode:output_type -> strandmq.v1.ReplaceNodeResponse
+	13, // 28: strandmq.v1.ClusterService.RemoveNode:output_type -> strandmq.v1.RemoveNodeResponse
+	15, // 29: strandmq.v1.ClusterService.MovePartition:output_type -> strandmq.v1.MovePartitionResponse
+	17, // 30: strandmq.v1.ClusterService.ListEvents:output_type -> strandmq.v1.ListEventsResponse
+	24, // [24:31] is the sub-list for method output_type
+	17, // [17:24] is the sub-list for method input_type
+	17, // [17:17] is the sub-list for extension type_name
+	17, // [17:17] is the sub-list for extension extendee
+	0,  // [0:17] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_cluster_proto_init() }
@@ -1242,13 +1590,14 @@ func file_strandmq_v1_cluster_proto_init() {
 		return
 	}
 	file_strandmq_v1_cluster_proto_msgTypes[2].OneofWrappers = []any{}
+	file_strandmq_v1_cluster_proto_msgTypes[17].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_cluster_proto_rawDesc), len(file_strandmq_v1_cluster_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   15,
+			NumMessages:   18,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -47,6 +47,9 @@ const (
 	// MembershipServiceDamagedProcedure is the fully-qualified name of the MembershipService's Damaged
 	// RPC.
 	MembershipServiceDamagedProcedure = "/node.v1.MembershipService/Damaged"
+	// MembershipServiceHappenedProcedure is the fully-qualified name of the MembershipService's
+	// Happened RPC.
+	MembershipServiceHappenedProcedure = "/node.v1.MembershipService/Happened"
 )
 
 // MembershipServiceClient is a client for the node.v1.MembershipService service.
@@ -63,6 +66,8 @@ type MembershipServiceClient interface {
 	// Damaged says that a replica on the calling node cannot be trusted, and is to be
 	// made anew from the others.
 	Damaged(context.Context, *v1.DamagedRequest) (*v1.DamagedResponse, error)
+	// Happened says what happened at the calling node, for the event log.
+	Happened(context.Context, *v1.HappenedRequest) (*v1.HappenedResponse, error)
 }
 
 // NewMembershipServiceClient constructs a client for the node.v1.MembershipService service. By
@@ -106,6 +111,12 @@ func NewMembershipServiceClient(httpClient connect.HTTPClient, baseURL string, o
 			connect.WithSchema(membershipServiceMethods.ByName("Damaged")),
 			connect.WithClientOptions(opts...),
 		),
+		happened: connect.NewClient[v1.HappenedRequest, v1.HappenedResponse](
+			httpClient,
+			baseURL+MembershipServiceHappenedProcedure,
+			connect.WithSchema(membershipServiceMethods.ByName("Happened")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -116,6 +127,7 @@ type membershipServiceClient struct {
 	reached  *connect.Client[v1.ReachedRequest, v1.ReachedResponse]
 	erased   *connect.Client[v1.ErasedRequest, v1.ErasedResponse]
 	damaged  *connect.Client[v1.DamagedRequest, v1.DamagedResponse]
+	happened *connect.Client[v1.HappenedRequest, v1.HappenedResponse]
 }
 
 // Admit calls node.v1.MembershipService.Admit.
@@ -163,6 +175,15 @@ func (c *membershipServiceClient) Damaged(ctx context.Context, req *v1.DamagedRe
 	return nil, err
 }
 
+// Happened calls node.v1.MembershipService.Happened.
+func (c *membershipServiceClient) Happened(ctx context.Context, req *v1.HappenedRequest) (*v1.HappenedResponse, error) {
+	response, err := c.happened.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // MembershipServiceHandler is an implementation of the node.v1.MembershipService service.
 type MembershipServiceHandler interface {
 	// Admit lets a machine in by a join token that a node was shown.
@@ -177,6 +198,8 @@ type MembershipServiceHandler interface {
 	// Damaged says that a replica on the calling node cannot be trusted, and is to be
 	// made anew from the others.
 	Damaged(context.Context, *v1.DamagedRequest) (*v1.DamagedResponse, error)
+	// Happened says what happened at the calling node, for the event log.
+	Happened(context.Context, *v1.HappenedRequest) (*v1.HappenedResponse, error)
 }
 
 // NewMembershipServiceHandler builds an HTTP handler from the service implementation. It returns
@@ -216,6 +239,12 @@ func NewMembershipServiceHandler(svc MembershipServiceHandler, opts ...connect.H
 		connect.WithSchema(membershipServiceMethods.ByName("Damaged")),
 		connect.WithHandlerOptions(opts...),
 	)
+	membershipServiceHappenedHandler := connect.NewUnaryHandlerSimple(
+		MembershipServiceHappenedProcedure,
+		svc.Happened,
+		connect.WithSchema(membershipServiceMethods.ByName("Happened")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/node.v1.MembershipService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case MembershipServiceAdmitProcedure:
@@ -228,6 +257,8 @@ func NewMembershipServiceHandler(svc MembershipServiceHandler, opts ...connect.H
 			membershipServiceErasedHandler.ServeHTTP(w, r)
 		case MembershipServiceDamagedProcedure:
 			membershipServiceDamagedHandler.ServeHTTP(w, r)
+		case MembershipServiceHappenedProcedure:
+			membershipServiceHappenedHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -255,4 +286,8 @@ func (UnimplementedMembershipServiceHandler) Erased(context.Context, *v1.ErasedR
 
 func (UnimplementedMembershipServiceHandler) Damaged(context.Context, *v1.DamagedRequest) (*v1.DamagedResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.MembershipService.Damaged is not implemented"))
+}
+
+func (UnimplementedMembershipServiceHandler) Happened(context.Context, *v1.HappenedRequest) (*v1.HappenedResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.MembershipService.Happened is not implemented"))
 }

@@ -51,6 +51,9 @@ const (
 	// ClusterServiceMovePartitionProcedure is the fully-qualified name of the ClusterService's
 	// MovePartition RPC.
 	ClusterServiceMovePartitionProcedure = "/strandmq.v1.ClusterService/MovePartition"
+	// ClusterServiceListEventsProcedure is the fully-qualified name of the ClusterService's ListEvents
+	// RPC.
+	ClusterServiceListEventsProcedure = "/strandmq.v1.ClusterService/ListEvents"
 )
 
 // ClusterServiceClient is a client for the strandmq.v1.ClusterService service.
@@ -70,6 +73,9 @@ type ClusterServiceClient interface {
 	// MovePartition says which nodes are to hold a partition. It answers at once;
 	// DescribeCluster shows how far it came.
 	MovePartition(context.Context, *v1.MovePartitionRequest) (*v1.MovePartitionResponse, error)
+	// ListEvents gives what the cluster did by itself, and what happened to it. It may
+	// wait for something new.
+	ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error)
 }
 
 // NewClusterServiceClient constructs a client for the strandmq.v1.ClusterService service. By
@@ -119,6 +125,12 @@ func NewClusterServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(clusterServiceMethods.ByName("MovePartition")),
 			connect.WithClientOptions(opts...),
 		),
+		listEvents: connect.NewClient[v1.ListEventsRequest, v1.ListEventsResponse](
+			httpClient,
+			baseURL+ClusterServiceListEventsProcedure,
+			connect.WithSchema(clusterServiceMethods.ByName("ListEvents")),
+			connect.WithClientOptions(opts...),
+		),
 	}
 }
 
@@ -130,6 +142,7 @@ type clusterServiceClient struct {
 	replaceNode     *connect.Client[v1.ReplaceNodeRequest, v1.ReplaceNodeResponse]
 	removeNode      *connect.Client[v1.RemoveNodeRequest, v1.RemoveNodeResponse]
 	movePartition   *connect.Client[v1.MovePartitionRequest, v1.MovePartitionResponse]
+	listEvents      *connect.Client[v1.ListEventsRequest, v1.ListEventsResponse]
 }
 
 // DescribeCluster calls strandmq.v1.ClusterService.DescribeCluster.
@@ -186,6 +199,15 @@ func (c *clusterServiceClient) MovePartition(ctx context.Context, req *v1.MovePa
 	return nil, err
 }
 
+// ListEvents calls strandmq.v1.ClusterService.ListEvents.
+func (c *clusterServiceClient) ListEvents(ctx context.Context, req *v1.ListEventsRequest) (*v1.ListEventsResponse, error) {
+	response, err := c.listEvents.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
 // ClusterServiceHandler is an implementation of the strandmq.v1.ClusterService service.
 type ClusterServiceHandler interface {
 	// DescribeCluster gives the nodes, what is on the move, and what cannot move.
@@ -203,6 +225,9 @@ type ClusterServiceHandler interface {
 	// MovePartition says which nodes are to hold a partition. It answers at once;
 	// DescribeCluster shows how far it came.
 	MovePartition(context.Context, *v1.MovePartitionRequest) (*v1.MovePartitionResponse, error)
+	// ListEvents gives what the cluster did by itself, and what happened to it. It may
+	// wait for something new.
+	ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error)
 }
 
 // NewClusterServiceHandler builds an HTTP handler from the service implementation. It returns the
@@ -248,6 +273,12 @@ func NewClusterServiceHandler(svc ClusterServiceHandler, opts ...connect.Handler
 		connect.WithSchema(clusterServiceMethods.ByName("MovePartition")),
 		connect.WithHandlerOptions(opts...),
 	)
+	clusterServiceListEventsHandler := connect.NewUnaryHandlerSimple(
+		ClusterServiceListEventsProcedure,
+		svc.ListEvents,
+		connect.WithSchema(clusterServiceMethods.ByName("ListEvents")),
+		connect.WithHandlerOptions(opts...),
+	)
 	return "/strandmq.v1.ClusterService/", http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		switch r.URL.Path {
 		case ClusterServiceDescribeClusterProcedure:
@@ -262,6 +293,8 @@ func NewClusterServiceHandler(svc ClusterServiceHandler, opts ...connect.Handler
 			clusterServiceRemoveNodeHandler.ServeHTTP(w, r)
 		case ClusterServiceMovePartitionProcedure:
 			clusterServiceMovePartitionHandler.ServeHTTP(w, r)
+		case ClusterServiceListEventsProcedure:
+			clusterServiceListEventsHandler.ServeHTTP(w, r)
 		default:
 			http.NotFound(w, r)
 		}
@@ -293,4 +326,8 @@ func (UnimplementedClusterServiceHandler) RemoveNode(context.Context, *v1.Remove
 
 func (UnimplementedClusterServiceHandler) MovePartition(context.Context, *v1.MovePartitionRequest) (*v1.MovePartitionResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.ClusterService.MovePartition is not implemented"))
+}
+
+func (UnimplementedClusterServiceHandler) ListEvents(context.Context, *v1.ListEventsRequest) (*v1.ListEventsResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.ClusterService.ListEvents is not implemented"))
 }

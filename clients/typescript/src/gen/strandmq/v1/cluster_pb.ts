@@ -12,7 +12,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file strandmq/v1/cluster.proto.
  */
 export const file_strandmq_v1_cluster: GenFile = /*@__PURE__*/
-  fileDesc("ChlzdHJhbmRtcS92MS9jbHVzdGVyLnByb3RvEgtzdHJhbmRtcS52MSIYChZEZXNjcmliZUNsdXN0ZXJSZXF1ZXN0IrsBChdEZXNjcmliZUNsdXN0ZXJSZXNwb25zZRIPCgdjbHVzdGVyGAEgASgJEicKBW5vZGVzGAIgAygLMhguc3RyYW5kbXEudjEuQ2x1c3Rlck5vZGUSKgoGbW92aW5nGAMgAygLMhouc3RyYW5kbXEudjEuUGFydGl0aW9uTW92ZRIqCgVzdHVjaxgEIAMoCzIbLnN0cmFuZG1xLnYxLlN0dWNrUGFydGl0aW9uEg4KBmJlaGluZBgFIAEoCSKVAgoLQ2x1c3Rlck5vZGUSDAoEbm9kZRgBIAEoBBIsCgVzdGF0ZRgCIAEoDjIdLnN0cmFuZG1xLnYxLkNsdXN0ZXJOb2RlU3RhdGUSFAoMcGVlcl9hZGRyZXNzGAMgASgJEhMKC2FwaV9hZGRyZXNzGAQgASgJEgwKBHpvbmUYBSABKAkSKgoGam9pbmVkGAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIWCglzaWxlbnRfbXMYByABKANIAIgBARIQCghyZXBsaWNhcxgIIAEoDRINCgVsZWFkcxgJIAEoDRIPCgdsZWF2aW5nGAogASgNEg0KBXZvdGVzGAsgASgIQgwKCl9zaWxlbnRfbXMiXgoNUGFydGl0aW9uTW92ZRINCgV0b3BpYxgBIAEoCRIRCglwYXJ0aXRpb24YAiABKA0SDwoHbGVhdmluZxgDIAMoBBINCgVub2RlcxgEIAMoBBILCgN3aHkYBSABKAkiTgoOU3R1Y2tQYXJ0aXRpb24SDQoFdG9waWMYASABKAkSEQoJcGFydGl0aW9uGAIgASgNEgsKA3doeRgDIAEoCRINCgVuZWVkcxgEIAEoCSIqChZDcmVhdGVKb2luVG9rZW5SZXF1ZXN0EhAKCHZhbGlkX21zGAEgASgDIlUKF0NyZWF0ZUpvaW5Ub2tlblJlc3BvbnNlEg0KBXRva2VuGAEgASgJEisKB2V4cGlyZXMYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIj8KEERyYWluTm9kZVJlcXVlc3QSDAoEbm9kZRgBIAEoBBIMCgR1bmRvGAIgASgIEg8KB2RyeV9ydW4YAyABKAgikgEKEURyYWluTm9kZVJlc3BvbnNlEiYKBG5vZGUYASABKAsyGC5zdHJhbmRtcS52MS5DbHVzdGVyTm9kZRIpCgVtb3ZlcxgCIAMoCzIaLnN0cmFuZG1xLnYxLlBhcnRpdGlvbk1vdmUSKgoFc3R1Y2sYAyADKAsyGy5zdHJhbmRtcS52MS5TdHVja1BhcnRpdGlvbiJEChJSZXBsYWNlTm9kZVJlcXVlc3QSDAoEbm9kZRgBIAEoBBIPCgdjb25maXJtGAIgASgJEg8KB2RyeV9ydW4YAyABKAgilAEKE1JlcGxhY2VOb2RlUmVzcG9uc2USJgoEbm9kZRgBIAEoCzIYLnN0cmFuZG1xLnYxLkNsdXN0ZXJOb2RlEikKBW1vdmVzGAIgAygLMhouc3RyYW5kbXEudjEuUGFydGl0aW9uTW92ZRIqCgVzdHVjaxgDIAMoCzIbLnN0cmFuZG1xLnYxLlN0dWNrUGFydGl0aW9uIkMKEVJlbW92ZU5vZGVSZXF1ZXN0EgwKBG5vZGUYASABKAQSDwoHY29uZmlybRgCIAEoCRIPCgdkcnlfcnVuGAMgASgIIjwKElJlbW92ZU5vZGVSZXNwb25zZRImCgRub2RlGAEgASgLMhguc3RyYW5kbXEudjEuQ2x1c3Rlck5vZGUiWAoUTW92ZVBhcnRpdGlvblJlcXVlc3QSDQoFdG9waWMYASABKAkSEQoJcGFydGl0aW9uGAIgASgNEg0KBW5vZGVzGAMgAygEEg8KB2RyeV9ydW4YBCABKAgiQQoVTW92ZVBhcnRpdGlvblJlc3BvbnNlEigKBG1vdmUYASABKAsyGi5zdHJhbmRtcS52MS5QYXJ0aXRpb25Nb3ZlKrMBChBDbHVzdGVyTm9kZVN0YXRlEiIKHkNMVVNURVJfTk9ERV9TVEFURV9VTlNQRUNJRklFRBAAEh0KGUNMVVNURVJfTk9ERV9TVEFURV9BQ1RJVkUQARIfChtDTFVTVEVSX05PREVfU1RBVEVfRFJBSU5JTkcQAhIbChdDTFVTVEVSX05PREVfU1RBVEVfTE9TVBADEh4KGkNMVVNURVJfTk9ERV9TVEFURV9SRU1PVkVEEAQykQQKDkNsdXN0ZXJTZXJ2aWNlElwKD0Rlc2NyaWJlQ2x1c3RlchIjLnN0cmFuZG1xLnYxLkRlc2NyaWJlQ2x1c3RlclJlcXVlc3QaJC5zdHJhbmRtcS52MS5EZXNjcmliZUNsdXN0ZXJSZXNwb25zZRJcCg9DcmVhdGVKb2luVG9rZW4SIy5zdHJhbmRtcS52MS5DcmVhdGVKb2luVG9rZW5SZXF1ZXN0GiQuc3RyYW5kbXEudjEuQ3JlYXRlSm9pblRva2VuUmVzcG9uc2USSgoJRHJhaW5Ob2RlEh0uc3RyYW5kbXEudjEuRHJhaW5Ob2RlUmVxdWVzdBoeLnN0cmFuZG1xLnYxLkRyYWluTm9kZVJlc3BvbnNlElAKC1JlcGxhY2VOb2RlEh8uc3RyYW5kbXEudjEuUmVwbGFjZU5vZGVSZXF1ZXN0GiAuc3RyYW5kbXEudjEuUmVwbGFjZU5vZGVSZXNwb25zZRJNCgpSZW1vdmVOb2RlEh4uc3RyYW5kbXEudjEuUmVtb3ZlTm9kZVJlcXVlc3QaHy5zdHJhbmRtcS52MS5SZW1vdmVOb2RlUmVzcG9uc2USVgoNTW92ZVBhcnRpdGlvbhIhLnN0cmFuZG1xLnYxLk1vdmVQYXJ0aXRpb25SZXF1ZXN0GiIuc3RyYW5kbXEudjEuTW92ZVBhcnRpdGlvblJlc3BvbnNlQjtaOWdpdGh1Yi5jb20vc3RyYW5kbXEvc3RyYW5kbXEvcHJvdG8vc3RyYW5kbXEvdjE7c3RyYW5kbXF2MWIGcHJvdG8z", [file_google_protobuf_timestamp]);
+  fileDesc("ChlzdHJhbmRtcS92MS9jbHVzdGVyLnByb3RvEgtzdHJhbmRtcS52MSIYChZEZXNjcmliZUNsdXN0ZXJSZXF1ZXN0IrsBChdEZXNjcmliZUNsdXN0ZXJSZXNwb25zZRIPCgdjbHVzdGVyGAEgASgJEicKBW5vZGVzGAIgAygLMhguc3RyYW5kbXEudjEuQ2x1c3Rlck5vZGUSKgoGbW92aW5nGAMgAygLMhouc3RyYW5kbXEudjEuUGFydGl0aW9uTW92ZRIqCgVzdHVjaxgEIAMoCzIbLnN0cmFuZG1xLnYxLlN0dWNrUGFydGl0aW9uEg4KBmJlaGluZBgFIAEoCSKVAgoLQ2x1c3Rlck5vZGUSDAoEbm9kZRgBIAEoBBIsCgVzdGF0ZRgCIAEoDjIdLnN0cmFuZG1xLnYxLkNsdXN0ZXJOb2RlU3RhdGUSFAoMcGVlcl9hZGRyZXNzGAMgASgJEhMKC2FwaV9hZGRyZXNzGAQgASgJEgwKBHpvbmUYBSABKAkSKgoGam9pbmVkGAYgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIWCglzaWxlbnRfbXMYByABKANIAIgBARIQCghyZXBsaWNhcxgIIAEoDRINCgVsZWFkcxgJIAEoDRIPCgdsZWF2aW5nGAogASgNEg0KBXZvdGVzGAsgASgIQgwKCl9zaWxlbnRfbXMiXgoNUGFydGl0aW9uTW92ZRINCgV0b3BpYxgBIAEoCRIRCglwYXJ0aXRpb24YAiABKA0SDwoHbGVhdmluZxgDIAMoBBINCgVub2RlcxgEIAMoBBILCgN3aHkYBSABKAkiTgoOU3R1Y2tQYXJ0aXRpb24SDQoFdG9waWMYASABKAkSEQoJcGFydGl0aW9uGAIgASgNEgsKA3doeRgDIAEoCRINCgVuZWVkcxgEIAEoCSIqChZDcmVhdGVKb2luVG9rZW5SZXF1ZXN0EhAKCHZhbGlkX21zGAEgASgDIlUKF0NyZWF0ZUpvaW5Ub2tlblJlc3BvbnNlEg0KBXRva2VuGAEgASgJEisKB2V4cGlyZXMYAiABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wIj8KEERyYWluTm9kZVJlcXVlc3QSDAoEbm9kZRgBIAEoBBIMCgR1bmRvGAIgASgIEg8KB2RyeV9ydW4YAyABKAgikgEKEURyYWluTm9kZVJlc3BvbnNlEiYKBG5vZGUYASABKAsyGC5zdHJhbmRtcS52MS5DbHVzdGVyTm9kZRIpCgVtb3ZlcxgCIAMoCzIaLnN0cmFuZG1xLnYxLlBhcnRpdGlvbk1vdmUSKgoFc3R1Y2sYAyADKAsyGy5zdHJhbmRtcS52MS5TdHVja1BhcnRpdGlvbiJEChJSZXBsYWNlTm9kZVJlcXVlc3QSDAoEbm9kZRgBIAEoBBIPCgdjb25maXJtGAIgASgJEg8KB2RyeV9ydW4YAyABKAgilAEKE1JlcGxhY2VOb2RlUmVzcG9uc2USJgoEbm9kZRgBIAEoCzIYLnN0cmFuZG1xLnYxLkNsdXN0ZXJOb2RlEikKBW1vdmVzGAIgAygLMhouc3RyYW5kbXEudjEuUGFydGl0aW9uTW92ZRIqCgVzdHVjaxgDIAMoCzIbLnN0cmFuZG1xLnYxLlN0dWNrUGFydGl0aW9uIkMKEVJlbW92ZU5vZGVSZXF1ZXN0EgwKBG5vZGUYASABKAQSDwoHY29uZmlybRgCIAEoCRIPCgdkcnlfcnVuGAMgASgIIjwKElJlbW92ZU5vZGVSZXNwb25zZRImCgRub2RlGAEgASgLMhguc3RyYW5kbXEudjEuQ2x1c3Rlck5vZGUiWAoUTW92ZVBhcnRpdGlvblJlcXVlc3QSDQoFdG9waWMYASABKAkSEQoJcGFydGl0aW9uGAIgASgNEg0KBW5vZGVzGAMgAygEEg8KB2RyeV9ydW4YBCABKAgiQQoVTW92ZVBhcnRpdGlvblJlc3BvbnNlEigKBG1vdmUYASABKAsyGi5zdHJhbmRtcS52MS5QYXJ0aXRpb25Nb3ZlInoKEUxpc3RFdmVudHNSZXF1ZXN0Eg0KBWFmdGVyGAEgASgEEgsKA21heBgCIAEoDRIPCgd3YWl0X21zGAMgASgDEgwKBGtpbmQYBCABKAkSDQoFdG9waWMYBSABKAkSDQoFZ3JvdXAYBiABKAkSDAoEbm9kZRgHIAEoBCJtChJMaXN0RXZlbnRzUmVzcG9uc2USKQoGZXZlbnRzGAEgAygLMhkuc3RyYW5kbXEudjEuQ2x1c3RlckV2ZW50EgwKBG5leHQYAiABKAQSDgoGbWlzc2VkGAMgASgIEg4KBmJlaGluZBgEIAEoCSKAAgoMQ2x1c3RlckV2ZW50Eg4KBm51bWJlchgBIAEoBBIMCgRraW5kGAIgASgJEg0KBXRvcGljGAMgASgJEhYKCXBhcnRpdGlvbhgEIAEoDUgAiAEBEg0KBWdyb3VwGAUgASgJEgwKBG5vZGUYBiABKAQSDAoEdGV4dBgHIAEoCRINCgVjb3VudBgIIAEoBBIpCgVmaXJzdBgJIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASKAoEbGFzdBgKIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDgoGYWR2aWNlGAsgASgJQgwKCl9wYXJ0aXRpb24qswEKEENsdXN0ZXJOb2RlU3RhdGUSIgoeQ0xVU1RFUl9OT0RFX1NUQVRFX1VOU1BFQ0lGSUVEEAASHQoZQ0xVU1RFUl9OT0RFX1NUQVRFX0FDVElWRRABEh8KG0NMVVNURVJfTk9ERV9TVEFURV9EUkFJTklORxACEhsKF0NMVVNURVJfTk9ERV9TVEFURV9MT1NUEAMSHgoaQ0xVU1RFUl9OT0RFX1NUQVRFX1JFTU9WRUQQBDLgBAoOQ2x1c3RlclNlcnZpY2USXAoPRGVzY3JpYmVDbHVzdGVyEiMuc3RyYW5kbXEudjEuRGVzY3JpYmVDbHVzdGVyUmVxdWVzdBokLnN0cmFuZG1xLnYxLkRlc2NyaWJlQ2x1c3RlclJlc3BvbnNlElwKD0NyZWF0ZUpvaW5Ub2tlbhIjLnN0cmFuZG1xLnYxLkNyZWF0ZUpvaW5Ub2tlblJlcXVlc3QaJC5zdHJhbmRtcS52MS5DcmVhdGVKb2luVG9rZW5SZXNwb25zZRJKCglEcmFpbk5vZGUSHS5zdHJhbmRtcS52MS5EcmFpbk5vZGVSZXF1ZXN0Gh4uc3RyYW5kbXEudjEuRHJhaW5Ob2RlUmVzcG9uc2USUAoLUmVwbGFjZU5vZGUSHy5zdHJhbmRtcS52MS5SZXBsYWNlTm9kZVJlcXVlc3QaIC5zdHJhbmRtcS52MS5SZXBsYWNlTm9kZVJlc3BvbnNlEk0KClJlbW92ZU5vZGUSHi5zdHJhbmRtcS52MS5SZW1vdmVOb2RlUmVxdWVzdBofLnN0cmFuZG1xLnYxLlJlbW92ZU5vZGVSZXNwb25zZRJWCg1Nb3ZlUGFydGl0aW9uEiEuc3RyYW5kbXEudjEuTW92ZVBhcnRpdGlvblJlcXVlc3QaIi5zdHJhbmRtcS52MS5Nb3ZlUGFydGl0aW9uUmVzcG9uc2USTQoKTGlzdEV2ZW50cxIeLnN0cmFuZG1xLnYxLkxpc3RFdmVudHNSZXF1ZXN0Gh8uc3RyYW5kbXEudjEuTGlzdEV2ZW50c1Jlc3BvbnNlQjtaOWdpdGh1Yi5jb20vc3RyYW5kbXEvc3RyYW5kbXEvcHJvdG8vc3RyYW5kbXEvdjE7c3RyYW5kbXF2MWIGcHJvdG8z", [file_google_protobuf_timestamp]);
 
 /**
  * DescribeClusterRequest is empty.
@@ -571,6 +571,203 @@ export const MovePartitionResponseSchema: GenMessage<MovePartitionResponse> = /*
   messageDesc(file_strandmq_v1_cluster, 14);
 
 /**
+ * ListEventsRequest says which events.
+ *
+ * @generated from message strandmq.v1.ListEventsRequest
+ */
+export type ListEventsRequest = Message<"strandmq.v1.ListEventsRequest"> & {
+  /**
+   * Only what is new since an answer: its next. 0: all that is kept.
+   *
+   * @generated from field: uint64 after = 1;
+   */
+  after: bigint;
+
+  /**
+   * At most so many, the first ones. 0: 1,000, which is all that is kept.
+   *
+   * @generated from field: uint32 max = 2;
+   */
+  max: number;
+
+  /**
+   * How long to wait for the first one, in milliseconds, up to 60,000. 0: not at all.
+   *
+   * @generated from field: int64 wait_ms = 3;
+   */
+  waitMs: bigint;
+
+  /**
+   * Only events of this kind; empty: of all.
+   *
+   * @generated from field: string kind = 4;
+   */
+  kind: string;
+
+  /**
+   * Only events of this topic; empty: of all, and of none.
+   *
+   * @generated from field: string topic = 5;
+   */
+  topic: string;
+
+  /**
+   * Only events of groups of this name; empty: of all, and of none.
+   *
+   * @generated from field: string group = 6;
+   */
+  group: string;
+
+  /**
+   * Only events of this node; 0: of all, and of none.
+   *
+   * @generated from field: uint64 node = 7;
+   */
+  node: bigint;
+};
+
+/**
+ * Describes the message strandmq.v1.ListEventsRequest.
+ * Use `create(ListEventsRequestSchema)` to create a new message.
+ */
+export const ListEventsRequestSchema: GenMessage<ListEventsRequest> = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_cluster, 15);
+
+/**
+ * ListEventsResponse has the events in the order in which they last changed.
+ *
+ * @generated from message strandmq.v1.ListEventsResponse
+ */
+export type ListEventsResponse = Message<"strandmq.v1.ListEventsResponse"> & {
+  /**
+   * The events.
+   *
+   * @generated from field: repeated strandmq.v1.ClusterEvent events = 1;
+   */
+  events: ClusterEvent[];
+
+  /**
+   * What to ask after the next time.
+   *
+   * @generated from field: uint64 next = 2;
+   */
+  next: bigint;
+
+  /**
+   * Some of what was asked for is not kept any more.
+   *
+   * @generated from field: bool missed = 3;
+   */
+  missed: boolean;
+
+  /**
+   * Not empty: too few nodes are there, so this is what the node that answers holds,
+   * and it may be behind. It says of what, and which nodes are missing.
+   *
+   * @generated from field: string behind = 4;
+   */
+  behind: string;
+};
+
+/**
+ * Describes the message strandmq.v1.ListEventsResponse.
+ * Use `create(ListEventsResponseSchema)` to create a new message.
+ */
+export const ListEventsResponseSchema: GenMessage<ListEventsResponse> = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_cluster, 16);
+
+/**
+ * ClusterEvent is something that happened, once or several times in a row.
+ *
+ * @generated from message strandmq.v1.ClusterEvent
+ */
+export type ClusterEvent = Message<"strandmq.v1.ClusterEvent"> & {
+  /**
+   * Its number. One that is given again under its number has a greater count.
+   *
+   * @generated from field: uint64 number = 1;
+   */
+  number: bigint;
+
+  /**
+   * What happened, such as CIRCUIT_OPENED; new kinds may come.
+   *
+   * @generated from field: string kind = 2;
+   */
+  kind: string;
+
+  /**
+   * The topic; empty: none.
+   *
+   * @generated from field: string topic = 3;
+   */
+  topic: string;
+
+  /**
+   * The partition's number in the topic; not set: none, or several.
+   *
+   * @generated from field: optional uint32 partition = 4;
+   */
+  partition?: number | undefined;
+
+  /**
+   * The group; empty: none.
+   *
+   * @generated from field: string group = 5;
+   */
+  group: string;
+
+  /**
+   * The node; 0: none.
+   *
+   * @generated from field: uint64 node = 6;
+   */
+  node: bigint;
+
+  /**
+   * What it was, the last time, in words.
+   *
+   * @generated from field: string text = 7;
+   */
+  text: string;
+
+  /**
+   * How often it happened, or of how many messages, keys or members it is.
+   *
+   * @generated from field: uint64 count = 8;
+   */
+  count: bigint;
+
+  /**
+   * When it happened first.
+   *
+   * @generated from field: google.protobuf.Timestamp first = 9;
+   */
+  first?: Timestamp | undefined;
+
+  /**
+   * When it happened last.
+   *
+   * @generated from field: google.protobuf.Timestamp last = 10;
+   */
+  last?: Timestamp | undefined;
+
+  /**
+   * A command to go on with; empty: there is nothing to do.
+   *
+   * @generated from field: string advice = 11;
+   */
+  advice: string;
+};
+
+/**
+ * Describes the message strandmq.v1.ClusterEvent.
+ * Use `create(ClusterEventSchema)` to create a new message.
+ */
+export const ClusterEventSchema: GenMessage<ClusterEvent> = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_cluster, 17);
+
+/**
  * ClusterNodeState is what becomes of a node.
  *
  * @generated from enum strandmq.v1.ClusterNodeState
@@ -686,6 +883,17 @@ export const ClusterService: GenService<{
     methodKind: "unary";
     input: typeof MovePartitionRequestSchema;
     output: typeof MovePartitionResponseSchema;
+  },
+  /**
+   * ListEvents gives what the cluster did by itself, and what happened to it. It may
+   * wait for something new.
+   *
+   * @generated from rpc strandmq.v1.ClusterService.ListEvents
+   */
+  listEvents: {
+    methodKind: "unary";
+    input: typeof ListEventsRequestSchema;
+    output: typeof ListEventsResponseSchema;
   },
 }> = /*@__PURE__*/
   serviceDesc(file_strandmq_v1_cluster, 0);
