@@ -15,6 +15,7 @@ import (
 
 // programs are what the test binary is under other names: programs of users, as processes.
 var programs = map[string]func(){
+	"member-of-a-user":  memberOfAUser,
 	"session-of-a-load": sessionOfALoad,
 }
 
