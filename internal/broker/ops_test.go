@@ -15,7 +15,7 @@ import (
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
-func get(t *testing.T, url string) (int, string) {
+func get(t testing.TB, url string) (int, string) {
 	t.Helper()
 	res, err := http.Get(url)
 	if err != nil {
