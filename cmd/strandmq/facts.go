@@ -26,6 +26,7 @@ type inquiry struct {
 	group  string
 	apart  time.Duration // between two looks at what counts; 0: one look
 	whole  bool          // also why, not just how much
+	ahead  time.Duration // how far the broker's clock is ahead of ours
 
 	// nodes and before change only while no calls run beside each other.
 	nodes  map[uint64]*clients
@@ -79,10 +80,10 @@ func (q *inquiry) unreached(what string, err error) {
 	q.facts.Unreached = append(q.facts.Unreached, doctor.Unreached{What: what, Why: err.Error()})
 }
 
-// inquire gathers the facts. It fails only if nothing answers at all.
-func (a *app) inquire(ctx context.Context, topic, group string, apart time.Duration, whole bool) (*doctor.Facts, error) {
+// newInquiry begins to ask a cluster. It fails if nothing answers at all.
+func (a *app) newInquiry(ctx context.Context, topic, group string) (*inquiry, error) {
 	q := &inquiry{
-		server: a.server, asked: a.dial(), ctx: ctx, topic: topic, group: group, apart: apart, whole: whole,
+		server: a.server, asked: a.dial(), ctx: ctx, topic: topic, group: group,
 		nodes: map[uint64]*clients{}, before: map[[2]string]doctor.Counts{}, slow: map[uint64][2]uint64{},
 	}
 	own, err := one(q, q.asked.node.NodeInfo, &strandmqv1.NodeInfoRequest{})
@@ -91,14 +92,23 @@ func (a *app) inquire(ctx context.Context, topic, group string, apart time.Durat
 	}
 	// Ages go by the broker's clock, on which messages are stamped; by ours when it
 	// does not tell, as an older one.
-	var ahead time.Duration
 	if now := own.GetNow(); now != nil {
-		ahead = time.Until(now.AsTime())
+		q.ahead = time.Until(now.AsTime())
 	}
 	if own.GetNode() == 0 {
 		return nil, errors.New("the broker is still reading its log: ask again when it has started")
 	}
 	q.nodes[own.GetNode()] = q.asked
+	return q, nil
+}
+
+// inquire gathers the facts. It fails only if nothing answers at all.
+func (a *app) inquire(ctx context.Context, topic, group string, apart time.Duration, whole bool) (*doctor.Facts, error) {
+	q, err := a.newInquiry(ctx, topic, group)
+	if err != nil {
+		return nil, err
+	}
+	q.apart, q.whole = apart, whole
 	if apart > 0 {
 		q.look(true)
 		select {
@@ -113,7 +123,7 @@ func (a *app) inquire(ctx context.Context, topic, group string, apart time.Durat
 	if whole {
 		q.closely()
 	}
-	q.facts.Now = time.Now().Add(ahead).UnixMilli()
+	q.facts.Now = time.Now().Add(q.ahead).UnixMilli()
 	slices.SortFunc(q.facts.Unreached, func(a, b doctor.Unreached) int { return cmp.Compare(a.What, b.What) })
 	return &q.facts, ctx.Err()
 }

@@ -131,7 +131,7 @@ to standard error. NO_COLOR is respected.`,
 	root.AddCommand(
 		a.serveCommand(), a.devCommand(), a.demoCommand(),
 		a.topicCommand(), a.publishCommand(), a.consumeCommand(),
-		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.nodeCommand(), a.clusterCommand(), a.eventsCommand(), a.doctorCommand(), a.checkCommand(), a.debugCommand(), a.generateCommand(), a.loadtestCommand(), a.versionCommand(),
+		a.groupCommand(), a.deadCommand(), a.traceCommand(), a.nodeCommand(), a.clusterCommand(), a.eventsCommand(), a.doctorCommand(), a.topCommand(), a.checkCommand(), a.debugCommand(), a.generateCommand(), a.loadtestCommand(), a.versionCommand(),
 	)
 	a.helpOfCobra(root)
 	a.completions(root)

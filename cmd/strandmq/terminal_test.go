@@ -183,3 +183,13 @@ func TestCtrlCAtAQuestion(t *testing.T) {
 		}
 	}
 }
+
+// top draws in place, and a key ends it.
+func TestTopAtATerminal(t *testing.T) {
+	server := scriptBroker(t)
+	// The key is typed before the terminal gives it at once: it waits there.
+	screen, code := atTerminal(t, nil, "q", "--server", server, "top", "--interval", "100ms")
+	if code != 0 || !strings.Contains(screen, "IN FLIGHT") || !strings.Contains(screen, "n1 ") {
+		t.Errorf("exit code %d, and the screen has:\n%s", code, screen)
+	}
+}
