@@ -28,8 +28,9 @@ type program struct {
 
 	mu sync.Mutex // for tell
 	in *os.File
-	// out is closed by whoever reads it to its end.
-	out *bufio.Scanner
+
+	out  *bufio.Scanner
+	from *os.File // of out; hear closes it at its end
 }
 
 // startProgram starts one of programs.
@@ -50,7 +51,7 @@ func startProgram(t testing.TB, name string, args ...string) (*program, error) {
 		return nil, err
 	}
 	p.cmd.Stdin, p.cmd.Stdout, p.cmd.Stderr = in, told, p.says
-	p.in, p.out = tells, bufio.NewScanner(out)
+	p.in, p.out, p.from = tells, bufio.NewScanner(out), out
 	p.out.Buffer(nil, 64<<20)
 	p.ended, err = startTied(p.cmd, here)
 	_, _ = in.Close(), told.Close() // the process has its own
@@ -80,6 +81,7 @@ func (p *program) tell(what any) error {
 // hear reads what it tells next; io.EOF: nothing any more.
 func (p *program) hear(what any) error {
 	if !p.out.Scan() {
+		_ = p.from.Close()
 		if err := p.out.Err(); err != nil {
 			return err
 		}
