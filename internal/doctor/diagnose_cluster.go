@@ -116,7 +116,7 @@ func (d *diagnosis) node(n *Node) {
 		}
 		f.next("strandmq node%s", at)
 	}
-	switch filling := max(2*disk.Reserve, disk.Total/10); {
+	switch filling := max(2*disk.Reserve, min(disk.Total/10, fillingAtMost)); {
 	case disk.Low:
 		f := d.add(Critical, DiskFull, about, fmt.Sprintf("the disk of node %s has %s free, less than its reserve of %s: publishes are refused, consuming goes on", nodeName(n.ID), quantity.RoughSize(disk.Free), quantity.RoughSize(disk.Reserve)))
 		d.holders(f, n)
@@ -137,6 +137,9 @@ func (d *diagnosis) node(n *Node) {
 			next("strandmq node%s", at)
 	}
 }
+
+// fillingAtMost is what is room enough on a disk of any size, twice the reserve aside.
+const fillingAtMost = 16 << 30
 
 func (d *diagnosis) damaged(n *Node, about, at string) {
 	f := d.add(Critical, Damaged, about, fmt.Sprintf("stored data of node %s is damaged: it is not served, and everything else is", nodeName(n.ID)))

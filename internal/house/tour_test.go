@@ -26,6 +26,7 @@ type tour struct{ page, from, to string }
 var tours = []tour{
 	{"README.md", "<!-- tour -->", "<!-- end of tour -->"},
 	{"docs/troubleshooting.md", "<!-- page -->", "<!-- end of page -->"},
+	{"docs/operations.md", "<!-- page -->", "<!-- end of page -->"},
 }
 
 // tourAddress is the broker's address as the tour writes it, which is also the
