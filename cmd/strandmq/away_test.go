@@ -14,6 +14,7 @@ import (
 	"testing"
 
 	"github.com/strandmq/strandmq/internal/broker"
+	"github.com/strandmq/strandmq/internal/heldport"
 )
 
 // lockedBuffer is what a command says, to be looked at while it runs.
@@ -37,7 +38,7 @@ func (l *lockedBuffer) String() string {
 // Consuming and publishing may begin before the broker does, as they do when a
 // machine starts them all at once.
 func TestTheBrokerMayComeLater(t *testing.T) {
-	listen, dir := heldPort(t), t.TempDir()
+	listen, dir := heldport.Address(t), t.TempDir()
 	start := func() *broker.Broker {
 		b, err := broker.Start(t.Context(), broker.Config{DataDir: dir, Listen: listen, Logger: slog.New(slog.DiscardHandler), Version: "test"})
 		if err != nil {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/strandmq/strandmq/internal/heldport"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -104,7 +105,7 @@ func TestDevAgain(t *testing.T) {
 	}
 	t.Parallel()
 	binary, folder := buildBroker(t), filepath.Join(t.TempDir(), "cluster")
-	base := heldPorts(t, 1, 2, 100, 101, 102) // where its nodes are, and come back
+	base := heldport.Ports(t, 1, 2, 100, 101, 102) // where its nodes are, and come back
 	d := startDev(t, binary, folder, "--port", strconv.Itoa(base), "--restart-after", "500ms")
 	if _, err := ask(t.Context(), dial(d.nodes[1].URL).topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: "kept", Partitions: 2}); err != nil {
 		t.Fatal(err)

@@ -7,12 +7,13 @@ import (
 	"testing"
 
 	"github.com/strandmq/strandmq/internal/broker"
+	"github.com/strandmq/strandmq/internal/heldport"
 )
 
 // Who follows events sees those that are there and those that come, over a restart of
 // the broker, until it is interrupted, which is no failure.
 func TestEventsAreFollowed(t *testing.T) {
-	listen, dir := heldPort(t), t.TempDir()
+	listen, dir := heldport.Address(t), t.TempDir()
 	start := func() *broker.Broker {
 		b, err := broker.Start(t.Context(), broker.Config{DataDir: dir, Listen: listen, Logger: slog.New(slog.DiscardHandler), Version: "test"})
 		if err != nil {

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/internal/check"
+	"github.com/strandmq/strandmq/internal/heldport"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -148,7 +149,7 @@ func buildBroker(t testing.TB) string {
 // startProcess starts a broker on a fresh folder. It ends with the test.
 func startProcess(t *testing.T, binary string, args ...string) *process {
 	// The port stays the same over restarts, so that clients find it again.
-	p := &process{t: t, dir: t.TempDir(), binary: binary, args: args, listen: heldPort(t)}
+	p := &process{t: t, dir: t.TempDir(), binary: binary, args: args, listen: heldport.Address(t)}
 	p.url = "http://" + p.listen
 	p.start()
 	t.Cleanup(p.kill)

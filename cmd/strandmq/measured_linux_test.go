@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/strandmq/strandmq/internal/heldport"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -87,7 +88,7 @@ func startFleet(b *testing.B, binary string, nodes int) fleet {
 	}
 	var f fleet
 	for i := range nodes {
-		at := devAddress{API: heldPort(b), Peer: heldPort(b)}
+		at := devAddress{API: heldport.Address(b), Peer: heldport.Address(b)}
 		// The same again when it is started again: others know it by them.
 		flags := []string{"--listen", at.API, "--peer-listen", at.Peer}
 		if i > 0 {

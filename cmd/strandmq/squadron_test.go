@@ -17,6 +17,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/strandmq/strandmq/internal/heldport"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -57,7 +58,7 @@ type berth struct {
 func loopback(t *testing.T, nodes int) (berths []berth) {
 	for range nodes {
 		berths = append(berths, berth{
-			folder: t.TempDir(), peer: heldPort(t), within: here,
+			folder: t.TempDir(), peer: heldport.Address(t), within: here,
 			dial: func(address string) (net.Conn, error) { return net.Dial("tcp", address) },
 		})
 	}
@@ -75,7 +76,7 @@ func startSquadron(t *testing.T, berths []berth, args ...string) *squadron {
 	for i, p := range berths {
 		s := &ship{
 			number: i, data: filepath.Join(p.folder, "data"), log: filepath.Join(logs, fmt.Sprintf("n%d.log", i+1)),
-			listen: heldPort(t), peer: p.peer, within: p.within,
+			listen: heldport.Address(t), peer: p.peer, within: p.within,
 		}
 		s.dial = func() (net.Conn, error) { return p.dial(s.listen) }
 		s.url = f.door(s)

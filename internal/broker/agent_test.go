@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/heldport"
 	"github.com/strandmq/strandmq/partition"
 	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -39,7 +40,7 @@ func clusterLogger() *slog.Logger {
 
 func newClusterNode(t testing.TB, c ClusterConfig, change ...func(*Config)) *clusterNode {
 	if c.Listen == "127.0.0.1:0" {
-		c.Listen = heldPort(t)
+		c.Listen = heldport.Address(t)
 	}
 	n := &clusterNode{t: t, cfg: Config{
 		DataDir: t.TempDir(), Listen: "127.0.0.1:0", Logger: clusterLogger(), Version: "test", StopTime: 2 * time.Second, Cluster: &c,

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"os/exec"
@@ -16,6 +15,8 @@ import (
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/strandmq/strandmq/internal/heldport"
 )
 
 // tour is a part of a page whose commands are run: what stands between two marks.
@@ -105,7 +106,7 @@ func (w tour) run(ctx context.Context, t *testing.T, bin string) {
 	if !strings.HasPrefix(steps[0].commands, "strandmq serve") {
 		t.Fatalf("the first block of %s has to start the broker with strandmq serve, and is:\n%s", w.page, steps[0].commands)
 	}
-	address := freeAddress(t)
+	address := heldport.Address(t)
 	work := t.TempDir()
 	env := append(os.Environ(),
 		"PATH="+filepath.Dir(bin)+string(os.PathListSeparator)+os.Getenv("PATH"),
@@ -195,17 +196,6 @@ func buildBinary(ctx context.Context, t *testing.T) string {
 		t.Fatalf("go build ./cmd/strandmq: %v\n%s", err, out)
 	}
 	return bin
-}
-
-// freeAddress finds a port of loopback that nobody listens on.
-func freeAddress(t *testing.T) string {
-	t.Helper()
-	l, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
-	return l.Addr().String()
 }
 
 // untilReady asks /readyz until the broker takes calls.

@@ -1,4 +1,4 @@
-package main
+package heldport
 
 import (
 	"fmt"
@@ -6,16 +6,16 @@ import (
 	"testing"
 )
 
-// heldPort is an address at which a broker can listen, again and again, and that nobody
+// Address is an address at which a broker can listen, again and again, and that nobody
 // else is given until the test ends: neither who asks for any free port nor an outgoing
 // connection. A port that is only found free may be somebody's when the broker starts,
 // and when it starts again.
 //
 // It is a socket that is bound and does not listen. One that has SO_REUSEADDR as well,
 // as every listener of Go, may bind to the same.
-func heldPort(t testing.TB) string {
+func Address(t testing.TB) string {
 	t.Helper()
-	fd, at, err := holdPort(0)
+	fd, at, err := hold(0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -23,19 +23,19 @@ func heldPort(t testing.TB) string {
 	return fmt.Sprintf("127.0.0.1:%d", at)
 }
 
-// heldPorts is a base such that base+d is held, as by heldPort, for each of some distances
+// Ports is a base such that base+d is held, as by Address, for each of some distances
 // above 0, and base itself.
-func heldPorts(t testing.TB, distances ...int) (base int) {
+func Ports(t testing.TB, distances ...int) (base int) {
 	t.Helper()
 	var last error
 	for range 1000 { // some port of each row may be taken
-		fd, base, err := holdPort(0)
+		fd, base, err := hold(0)
 		if err != nil {
 			t.Fatal(err)
 		}
 		held := []int{fd}
 		for _, d := range distances {
-			if fd, _, err = holdPort(base + d); err != nil {
+			if fd, _, err = hold(base + d); err != nil {
 				break
 			}
 			held = append(held, fd)
@@ -56,8 +56,8 @@ func heldPorts(t testing.TB, distances ...int) (base int) {
 	return 0
 }
 
-// holdPort holds a port, or some free one for 0.
-func holdPort(port int) (fd, at int, err error) {
+// hold holds a port, or some free one for 0.
+func hold(port int) (fd, at int, err error) {
 	syscall.ForkLock.RLock() // as net does: no process that is started inherits it
 	defer syscall.ForkLock.RUnlock()
 	if fd, err = syscall.Socket(syscall.AF_INET, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0); err != nil {
