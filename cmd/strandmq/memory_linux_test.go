@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -381,14 +382,22 @@ func (w *watched) memory(b testing.TB) rss {
 
 // scrape reads the broker's metrics.
 func (p *measured) scrape(b testing.TB) string {
-	res, err := http.Get(p.url + "/metrics")
+	text, err := p.metrics()
 	if err != nil {
 		b.Fatal(err)
 	}
+	return text
+}
+
+func (p *measured) metrics() (string, error) {
+	res, err := http.Get(p.url + "/metrics")
+	if err != nil {
+		return "", err
+	}
 	text, err := io.ReadAll(res.Body)
 	_ = res.Body.Close()
-	if err != nil || res.StatusCode != http.StatusOK {
-		b.Fatal(res.Status, err)
+	if err == nil && res.StatusCode != http.StatusOK {
+		err = errors.New(res.Status)
 	}
-	return string(text)
+	return string(text), err
 }
