@@ -30,6 +30,9 @@ type Board struct {
 	// silent is since when the leader has not heard of which nodes; nil: not
 	// leading.
 	silent atomic.Pointer[map[partition.NodeID]partition.Millis]
+	// ending are the sessions whose end, or whose members' being away, the leader has
+	// proposed and not seen applied; nil: none.
+	ending atomic.Pointer[map[uint64]*storagev1.SessionRef]
 	// clock is the log's, which only goes forward.
 	clock atomic.Int64
 	// happened is what the log remembers of what happened.
@@ -76,7 +79,39 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 	if a.expiry != nil && r.member != nil {
 		a.expiry.hear(r.member.Session)
 	}
+	a.ended(r.member)
 	return r, nil
+}
+
+// ends notes the sessions that an Expire on its way names.
+func (a *App) ends(silent []*storagev1.SessionRef) {
+	next := map[uint64]*storagev1.SessionRef{}
+	if old := a.ending.Load(); old != nil {
+		maps.Copy(next, *old)
+	}
+	for _, s := range silent {
+		next[s.Session] = s
+	}
+	a.ending.Store(&next)
+}
+
+// ended forgets those of them that the map tells of by now, and that of a member that
+// came back.
+func (a *App) ended(back *Member) {
+	old := a.ending.Load()
+	if old == nil {
+		return
+	}
+	next := maps.Clone(*old)
+	maps.DeleteFunc(next, func(n uint64, s *storagev1.SessionRef) bool {
+		m, err := a.mach.m.SessionOf(GroupID(s.GroupId), s.Member, n)
+		return err != nil || m.Away != s.Away || back != nil && back.Session == n
+	})
+	if len(next) == 0 {
+		a.ending.Store(nil)
+	} else if len(next) < len(*old) {
+		a.ending.Store(&next)
+	}
 }
 
 // Checkpoint writes the rows that changed.
@@ -86,6 +121,7 @@ func (a *App) Checkpoint() error { return a.mach.checkpoint(a.rows) }
 func (a *App) Lead(leading bool) {
 	a.expiry, a.balancer = nil, nil
 	a.silent.Store(nil)
+	a.ending.Store(nil)
 	if leading {
 		a.balancer = newBalancer(a.cfg.Node, a.cfg.Balance)
 		// Signs of life come thinned out, so the last one heard here may be
@@ -131,6 +167,7 @@ func (a *App) Drive(now partition.Millis, _ partition.Log) (cmds [][]byte, wake 
 	}
 	silent, wake := a.expiry.turn(now, a.mach.m)
 	if len(silent) > 0 {
+		a.ends(silent)
 		propose(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Expire{Expire: &storagev1.Expire{Sessions: silent}}})
 	}
 	place, again := a.balancer.turn(now, a.mach.m)

@@ -186,6 +186,44 @@ func TestHeartbeatsAreThinned(t *testing.T) {
 	}
 }
 
+// A sign of life that comes while its member is on the way to be away is heard all the
+// same: it comes behind that in the log, once, and also if that got lost.
+func TestHeartbeatBesideExpire(t *testing.T) {
+	for _, lost := range []bool{false, true} {
+		h, c, g := withGroup(t, 1)
+		j, err := c.Join(context.Background(), "t", "g", "a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.mu.Lock()
+		for end := h.now + 2*c.app.cfg.SessionTimeout; len(h.onWay) == 0 && h.now < end; {
+			h.now += 500
+			h.onWay, _ = h.app.Drive(h.now, nil)
+		}
+		if len(h.onWay) != 1 {
+			t.Fatalf("%d commands after two timeouts of silence", len(h.onWay))
+		}
+		if lost {
+			h.onWay = nil
+		}
+		h.mu.Unlock()
+		m, err := c.Heartbeat(context.Background(), g.ID, "a", j.Member.Session)
+		if err != nil || m.Away || len(m.Shares) == 0 {
+			t.Fatalf("lost %v: %+v, %v", lost, m, err)
+		}
+		if _, err := c.Join(context.Background(), "t", "g", "b"); err != nil { // all before it is applied
+			t.Fatal(err)
+		}
+		entries := len(h.log)
+		if _, err := c.Heartbeat(context.Background(), g.ID, "a", j.Member.Session); err != nil || len(h.log) != entries {
+			t.Errorf("lost %v: %d entries for a member that is there, %v", lost, len(h.log)-entries, err)
+		}
+		if now, err := c.View().SessionOf(g.ID, "a", j.Member.Session); err != nil || now.Away {
+			t.Errorf("lost %v: %+v, %v", lost, now, err)
+		}
+	}
+}
+
 // The table of signs of life follows the number of sessions, not of joins.
 func TestEarIsBounded(t *testing.T) {
 	_, c, _ := withGroup(t, 1)

@@ -46,7 +46,8 @@ type memHost struct {
 	log   [][]byte // applied commands; index is place + 1
 	saved int      // entries that rows hold
 	wake  partition.Millis
-	fail  error // next Propose answers this, with the command applied all the same
+	fail  error    // next Propose answers this, with the command applied all the same
+	onWay [][]byte // what the leader proposed and is not applied: Propose applies it first
 	posts int
 
 	quarrel error // the first refusal of what the leader itself proposed
@@ -137,6 +138,12 @@ func (h *memHost) Propose(ctx context.Context, id partition.PartitionID, cmd []b
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	for _, c := range h.onWay {
+		if _, err := h.apply(c); err != nil {
+			return nil, err
+		}
+	}
+	h.onWay = nil
 	res, err := h.apply(cmd)
 	if err != nil {
 		return nil, err

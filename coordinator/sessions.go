@@ -64,14 +64,15 @@ func (c *Coordinator) join(ctx context.Context, topic, group, member string, cmd
 
 // Heartbeat keeps a session alive and returns its member as it is now. It costs
 // next to nothing: of many calls only a few reach the log's leader. A member that
-// was away comes back by it, which is an entry of the log. Errors: *ErrNotFound,
+// was away, or is about to be, comes back by it, which is an entry of the log. Errors: *ErrNotFound,
 // *ErrSessionEnded, *ErrNoSession, *ErrBusy.
 func (c *Coordinator) Heartbeat(ctx context.Context, group GroupID, member string, session uint64) (*Member, error) {
 	m, err := c.View().SessionOf(group, member, session)
 	if err != nil {
 		return nil, err
 	}
-	if m.Away {
+	c.hear(session)
+	if m.Away || c.ending(session) {
 		r, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Join{Join: &storagev1.Join{
 			GroupId: uint64(group), Member: member, Keep: true, Session: session,
 		}}})
@@ -80,8 +81,14 @@ func (c *Coordinator) Heartbeat(ctx context.Context, group GroupID, member strin
 		}
 		m = r.member
 	}
-	c.hear(session)
 	return m, nil
+}
+
+// ending tells whether a command is on its way by which a session ends, or its member is
+// away: a sign of life that comes now has to come behind it in the log.
+func (c *Coordinator) ending(session uint64) bool {
+	e := c.app.ending.Load()
+	return e != nil && (*e)[session] != nil
 }
 
 // Leave closes a session; its shares go to others. A session that has ended is

@@ -76,12 +76,31 @@ func (a *agent) shed(ctx context.Context, doing *sync.WaitGroup) (more bool) {
 type mending struct {
 	told map[partition.PartitionID]string              // why a damaged one stays as it is
 	anew map[partition.PartitionID]partition.ReplicaID // those that are made anew
-	done map[partition.PartitionID]time.Time           // when one was
+	done map[partition.PartitionID]mended              // the last one that was
 }
 
-// mendRest is how long a replica that was made anew is not found damaged: a read of what
-// was there before may still be under way.
-const mendRest = 10 * time.Second
+// mended is when a replica was made anew, and for how long it is not found damaged again.
+type mended struct {
+	at   time.Time
+	rest time.Duration
+}
+
+// A replica that was made anew is not found damaged for a while: a read of what was there
+// before may still be under way. One that is damaged again soon stands beside damage that
+// erasing it does not remove, as where another partition's rows are in the same block: it
+// rests twice as long each time, since all of it is sent for nothing.
+const (
+	mendRest    = 10 * time.Second
+	mendRestMax = 6 * time.Hour
+)
+
+// again is the rest behind the next one, when one was made anew before.
+func (d mended) again(now time.Time) mended {
+	if d.at.IsZero() || now.Sub(d.at) > 2*d.rest+mendRestMax/6 {
+		return mended{now, mendRest}
+	}
+	return mended{now, min(2*d.rest, mendRestMax)}
+}
 
 // own is what this node knows of its replica of a partition.
 func (a *agent) own(p *coordinator.Partition, rot rotten) duty.Own {
@@ -90,8 +109,8 @@ func (a *agent) own(p *coordinator.Partition, rot rotten) duty.Own {
 		return duty.Own{}
 	}
 	own := duty.Own{Here: true, ID: info.Replica, Leading: info.Leading, Stopped: info.Fault != ""}
-	switch at, ok := a.mending.done[p.ID]; {
-	case ok && time.Since(at) < mendRest:
+	switch last, ok := a.mending.done[p.ID]; {
+	case ok && time.Since(last.at) < last.rest:
 	case info.Damaged:
 		own.Damage = info.Fault
 	case info.Fault == "" && info.Replica != 0: // else it is taking a snapshot, or a newer version wrote it
@@ -104,7 +123,7 @@ func (a *agent) own(p *coordinator.Partition, rot rotten) duty.Own {
 func (a *agent) noteDamage(p *coordinator.Partition, own duty.Own, t duty.Task) {
 	w, id := &a.mending, p.ID
 	if w.told == nil {
-		*w = mending{told: map[partition.PartitionID]string{}, anew: map[partition.PartitionID]partition.ReplicaID{}, done: map[partition.PartitionID]time.Time{}}
+		*w = mending{told: map[partition.PartitionID]string{}, anew: map[partition.PartitionID]partition.ReplicaID{}, done: map[partition.PartitionID]mended{}}
 	}
 	if stays := t.Kind == duty.Leave && t.Why != ""; !stays {
 		delete(w.told, id)
@@ -119,8 +138,8 @@ func (a *agent) noteDamage(p *coordinator.Partition, own duty.Own, t duty.Task) 
 		a.log.Warn("a damaged replica is made anew from the others", "partition", a.b.partitionName(id), "replica", r, "damage", p.Rebuild.Why)
 	case r.Node() != a.b.cfg.Node && w.anew[id] != 0:
 		delete(w.anew, id)
-		w.done[id] = time.Now()
-		a.log.Info("a damaged replica was made anew", "partition", a.b.partitionName(id), "replica", own.ID)
+		w.done[id] = w.done[id].again(time.Now())
+		a.log.Info("a damaged replica was made anew", "partition", a.b.partitionName(id), "replica", own.ID, "again not before", w.done[id].rest)
 	}
 }
 
