@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/strandmq/strandmq/coordinator"
+	"github.com/strandmq/strandmq/internal/heldport"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -96,7 +97,8 @@ func (c *cluster) node(id partition.NodeID, meta func(context.Context, *partitio
 
 // serve lets the other node in, until the test ends or part cuts it.
 func (c *cluster) serve(id partition.NodeID, h http.Handler) {
-	l, err := net.Listen("tcp", "127.0.0.1:0")
+	// Held: when the node is cut off, nobody else is to be met at its address.
+	l, err := net.Listen("tcp", heldport.Address(c.t))
 	if err != nil {
 		c.t.Fatal(err)
 	}
