@@ -59,6 +59,7 @@ Environment: STRANDMQ_DATA and STRANDMQ_DEV_PORT stand in for --data and --port.
 	c.Flags().StringVar(&d.folder, "data", env("STRANDMQ_DATA", "strandmq-dev"), "the folder for all of them; made if it does not exist")
 	c.Flags().StringVar(&port, "port", env("STRANDMQ_DEV_PORT", "7171"), "the first node's port for clients; the others follow, and a hundred above are those for nodes; 0 takes free ones")
 	c.Flags().Var(&again, "restart-after", "how long after its end a node is started again; 0: not at all")
+	c.Flags().BoolVar(&d.detailed, metricsPerPartition, false, "nodes tell of single partitions in /metrics, too (see serve)")
 	c.Flags().BoolVar(&exit, "exit", false, "stop when the cluster is up")
 	return c
 }
@@ -71,6 +72,8 @@ type dev struct {
 	folder string
 	again  time.Duration
 	binary string
+
+	detailed bool // metrics have series of single partitions
 
 	plan  devPlan
 	nodes []*devNode

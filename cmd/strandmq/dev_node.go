@@ -57,6 +57,9 @@ func (n *devNode) launch(token string) error {
 	}
 	defer func() { _ = log.Close() }()
 	args := []string{"serve", "--data", n.data(), "--listen", n.at.API, "--peer-listen", n.at.Peer, "--log-format", "text"}
+	if n.d.detailed {
+		args = append(args, "--"+metricsPerPartition)
+	}
 	if token != "" {
 		args = append(args, "--join", n.d.plan.Nodes[0].Peer)
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -106,10 +107,15 @@ func TestDevAgain(t *testing.T) {
 	t.Parallel()
 	binary, folder := buildBroker(t), filepath.Join(t.TempDir(), "cluster")
 	base := heldport.Ports(t, 1, 2, 100, 101, 102) // where its nodes are, and come back
-	d := startDev(t, binary, folder, "--port", strconv.Itoa(base), "--restart-after", "500ms")
+	d := startDev(t, binary, folder, "--port", strconv.Itoa(base), "--restart-after", "500ms", "--metrics-per-partition")
 	if _, err := ask(t.Context(), dial(d.nodes[1].URL).topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: "kept", Partitions: 2}); err != nil {
 		t.Fatal(err)
 	}
+	until(t, "a node tells of a partition", func() bool {
+		return slices.ContainsFunc(d.nodes, func(n devRow) bool {
+			return strings.Contains(scrape(t, n.URL), `strandmq_partition_log_end_offset{partition="1",topic="kept"} 0`)
+		})
+	})
 	// One that is killed is started again meanwhile.
 	if err := syscall.Kill(d.nodes[2].PID, syscall.SIGKILL); err != nil {
 		t.Fatal(err)

@@ -20,6 +20,7 @@ type serveFlags struct {
 	hosts, origins                 []string
 	reserve, memory, streams, move sizeFlag
 	session                        spanFlag
+	detailed                       bool
 	cluster                        clusterFlags
 }
 
@@ -74,6 +75,7 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 			Cluster: cluster,
 			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, AllowedOrigins: f.origins, Logger: log,
 			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserve, StreamMemory: f.streams.n,
+			MetricsPerPartition: f.detailed,
 		}
 		if f.streams.n == 0 {
 			return usagef("--stream-memory 0: streams hold what is on its way; use 16MiB or more")
@@ -117,12 +119,16 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 	fl.Var(&f.streams, "stream-memory", "what all streams together may hold; as it fills, each holds less, and when it is full no more are opened")
 	fl.Lookup("memory").DefValue = "none"
 	fl.Var(&f.move, "move-rate", "how many bytes a second this node sends of replicas that move or are made anew on other nodes; 0: as fast as it can")
+	fl.BoolVar(&f.detailed, metricsPerPartition, false, "add series of single partitions to /metrics: 5 for each that the node leads, and 2 for each group there")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")
 	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))
 	must(c.RegisterFlagCompletionFunc("log-format", words("auto", "text", "json")))
 	return c
 }
+
+// metricsPerPartition is a flag of serve, which dev passes on.
+const metricsPerPartition = "metrics-per-partition"
 
 // reserveOf is the broker's way to say 0: there it means the default.
 func reserveOf(n int64) int64 {

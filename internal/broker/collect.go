@@ -2,7 +2,6 @@ package broker
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -55,7 +54,8 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 		gauge("disk_low", "1 while publishes are refused for want of room.", nil, full)
 	}
 	topicLabel, groupLabels := []string{"topic"}, []string{"topic", "group"}
-	series, truncated := 0, 0.0
+	series, truncated, now := 0, 0.0, time.Now()
+	each := b.eachPartition(ch, now)
 	for t := range b.coord.View().Topics() {
 		if t.Phase != coordinator.Ready {
 			continue
@@ -64,12 +64,21 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			truncated = 1
 			break
 		}
-		// Among others each node tells of what it leads.
-		leads := func(p coordinator.Partition) bool { return b.far == nil || b.far.here(p.ID) }
-		some := slices.ContainsFunc(t.Partitions, leads)
-		var bytes, messages, published, repeated, faults float64
+		// Among others each node tells of what it leads: of the same partitions in each of
+		// the topic's samples, though leaderships move meanwhile.
+		mine := map[partition.PartitionID]bool{}
 		for _, p := range t.Partitions {
-			if !leads(p) {
+			if b.far == nil || b.far.here(p.ID) {
+				mine[p.ID] = true
+			}
+		}
+		leads := func(p coordinator.Partition) bool { return mine[p.ID] }
+		some := len(mine) > 0
+		detailed := each.room(len(mine))
+		var bytes, messages, published, repeated, faults float64
+		for i := range t.Partitions {
+			p := &t.Partitions[i]
+			if !leads(*p) {
 				continue
 			}
 			info, err := b.parts.Info(ctx, p.ID)
@@ -80,6 +89,9 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			bytes += float64(info.Bytes)
 			messages += float64(info.Position.End - info.Position.Start)
 			published, repeated = published+float64(info.Position.End), repeated+float64(info.Duplicates)
+			if detailed {
+				each.partition(t, i, info.Info)
+			}
 		}
 		// A sum without the partitions that stopped would fall when data is
 		// damaged: there is none then.
@@ -107,12 +119,15 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 				continue
 			}
 			states, r, err := b.statesWhere(ctx, t, g, leads)
+			if err == nil && each.room(len(mine)) {
+				each.group(t, g, states, func(i int) bool { return leads(t.Partitions[i]) && !r.has(i) })
+			}
 			if err != nil || len(r.out) > 0 {
 				continue // partitions_damaged says so; a wrong sum would not
 			}
 			c := sum(states, r)
 			gauge("group_lag_messages", "Messages neither settled nor dead. No sample, as of all that the log says of a group, while a partition of the topic is damaged.", groupLabels, float64(c.GetLag()), t.Name, g.Name)
-			gauge("group_lag_seconds", "Age of the oldest message that is neither settled nor dead; 0: there is none.", groupLabels, age(oldestOf(states)), t.Name, g.Name)
+			gauge("group_lag_seconds", "Age of the oldest message that is neither settled nor dead; 0: there is none.", groupLabels, age(now, oldestOf(states)), t.Name, g.Name)
 			gauge("messages_in_flight", "Handed out and not settled.", groupLabels, float64(c.GetInFlight()), t.Name, g.Name)
 			gauge("group_blocked_messages", "Messages that wait behind an earlier one of their key.", groupLabels, float64(c.GetBlocked()+c.GetParked()), t.Name, g.Name)
 			gauge("group_parked_messages", "Of those, messages that wait behind a dead letter of their key.", groupLabels, float64(c.GetParked()), t.Name, g.Name)
@@ -141,14 +156,17 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			counter("group_circuit_opened_total", "Times that the group's circuit opened since the group was created.", groupLabels, opened, t.Name, g.Name)
 		}
 	}
-	gauge("scrape_truncated", "1 if there were more topics and groups than one scrape reads.", nil, truncated)
+	if each.left {
+		truncated = 1
+	}
+	gauge("scrape_truncated", "1 if there were more topics, groups and partitions than one scrape tells.", nil, truncated)
 }
 
 // age is how many seconds ago something was; 0 for nothing, and for what is to come by
 // this node's clock.
-func age(at partition.Millis) float64 {
+func age(now time.Time, at partition.Millis) float64 {
 	if at == 0 {
 		return 0
 	}
-	return max(0, float64(time.Now().UnixMilli()-int64(at))/1000)
+	return max(0, float64(now.UnixMilli()-int64(at))/1000)
 }

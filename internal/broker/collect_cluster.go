@@ -18,20 +18,13 @@ func (b *Broker) collectCluster(ch chan<- prometheus.Metric) {
 		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("strandmq_"+name, help, labels, nil), prometheus.GaugeValue, v, values...)
 	}
 	m := b.coord.View()
-	active := 0
-	for n := range m.Nodes() {
-		if n.State == coordinator.Active {
-			active++
-		}
-	}
+	active := activeNodes(m)
 	leaderless, short := 0, 0
 	look := func(p *coordinator.Partition, wanted int) {
-		info, err := b.host.Info(p.ID)
-		here := err == nil && info.Fault == ""
-		switch {
-		case len(b.missing(p.ID)) > 0, here && info.Leader == 0:
+		switch need := b.needs(p, wanted); {
+		case need.leader:
 			leaderless++
-		case here && info.Leading && b.replicasThere(info) < wanted:
+		case need.replicas:
 			short++
 		}
 	}
@@ -68,6 +61,30 @@ func (b *Broker) collectCluster(ch chan<- prometheus.Metric) {
 	if id := b.agent.identity; id != nil {
 		gauge("certificate_expires_timestamp_seconds", "When the certificate ends by which the other nodes know this one; a new one is made when half of its time is over.", nil, float64(id.Expires().Unix()))
 	}
+}
+
+// activeNodes counts the nodes that partitions are placed on.
+func activeNodes(m *coordinator.Map) (active int) {
+	for n := range m.Nodes() {
+		if n.State == coordinator.Active {
+			active++
+		}
+	}
+	return active
+}
+
+// need is what a partition lacks, as far as this node knows.
+type need struct{ leader, replicas bool }
+
+// needs says of a partition without a leader nothing more, and of its replicas only when
+// this node leads it.
+func (b *Broker) needs(p *coordinator.Partition, wanted int) need {
+	info, err := b.host.Info(p.ID)
+	here := err == nil && info.Fault == ""
+	if len(b.missing(p.ID)) > 0 || here && info.Leader == 0 {
+		return need{leader: true}
+	}
+	return need{replicas: here && info.Leading && b.replicasThere(info) < wanted}
 }
 
 // replicasThere counts the replicas of a partition that count, and whose nodes are there.

@@ -94,6 +94,11 @@ type Config struct {
 	// must hold what is written within a second.
 	DiskReserve int64
 
+	// MetricsPerPartition adds series of single partitions to the metrics: five for each
+	// partition that the node leads, and two for each group there, of at most 10,000 such
+	// labels. Default: off, since many partitions are many series.
+	MetricsPerPartition bool
+
 	// RetentionEvery is how often it is looked for messages that are no longer to
 	// be kept. Default 1 s; 1 ms to 1 h. A topic's limit of bytes is passed by what
 	// is published meanwhile.

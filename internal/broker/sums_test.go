@@ -31,6 +31,7 @@ func (c *three) sums(topic string) map[string]float64 {
 			if err != nil || v < 0 {
 				c.t.Fatalf("node %v: %s", n.b.cfg.Node, line)
 			}
+			name = partitionLabel.ReplaceAllString(name, "")
 			for _, of := range []string{`,topic="` + topic + `"`, `topic="` + topic + `"`, `group="g"`} {
 				name = strings.ReplaceAll(name, of, "")
 			}
@@ -74,7 +75,7 @@ func (c *three) told(at int, topic string) map[string]float64 {
 // leaderships have moved, and after a leader died in the middle of it.
 func TestMetricsAddUp(t *testing.T) {
 	t.Parallel()
-	c := startThree(t)
+	c := startThree(t, func(c *Config) { c.MetricsPerPartition = true })
 	c.awaitVoters()
 	c.api(0).topic(t, "orders", 3)
 	c.api(0).group(t, "orders", "g", &strandmqv1.GroupPolicy{MaxAttempts: proto.Uint32(2), BackoffMs: proto.Int64(1), BackoffMaxMs: proto.Int64(1), AckDeadlineMs: proto.Int64(1000), BreakerFailedPercent: proto.Uint32(0)})
@@ -122,7 +123,8 @@ func TestMetricsAddUp(t *testing.T) {
 			return err == nil && len(g.GetLeftOut()) == 0 && g.GetCounts().GetLag() == 0 && g.GetCounts().GetInFlight() == 0
 		})
 	}
-	addUp := func(through int, when string) {
+	// there is how many replicas the three partitions have together.
+	addUp := func(through int, when string, there float64) {
 		t.Helper()
 		told := c.told(through, "orders")
 		want := map[string]float64{
@@ -133,6 +135,9 @@ func TestMetricsAddUp(t *testing.T) {
 			`strandmq_group_failed_attempts_by_cause_total{cause="rejected"}`:     told["rejected"],
 			`strandmq_group_failed_attempts_by_cause_total{cause="lapsed"}`:       told["lapsed"],
 			`strandmq_group_failed_attempts_by_cause_total{cause="session-lost"}`: told["session-lost"],
+			"strandmq_partition_log_end_offset":                                   told["messages"], "strandmq_partition_log_start_offset": 0,
+			"strandmq_group_partition_lag_messages": 0, "strandmq_group_partition_lag_seconds": 0,
+			"strandmq_partition_replicas_in_sync": there, "strandmq_partition_under_replicated": 9 - there,
 		}
 		var got map[string]float64
 		wrong := ""
@@ -158,7 +163,7 @@ func TestMetricsAddUp(t *testing.T) {
 	}
 
 	work(0, "a", 60)
-	addUp(0, "at first")
+	addUp(0, "at first", 9)
 
 	for i, p := range c.partitionsOf(0, "orders") {
 		to := c.nodes[i%3].b.cfg.Node
@@ -172,7 +177,7 @@ func TestMetricsAddUp(t *testing.T) {
 			return false
 		})
 	}
-	addUp(1, "after leaderships moved")
+	addUp(1, "after leaderships moved", 9)
 	work(2, "b", 30)
 
 	dies := c.leaderOf(c.partitionsOf(0, "orders")[0].ID)
@@ -181,5 +186,5 @@ func TestMetricsAddUp(t *testing.T) {
 	go func() { defer close(done); c.nodes[dies].crash() }()
 	work(lives, "c", 30)
 	<-done
-	addUp(lives, "after a leader died")
+	addUp(lives, "after a leader died", 6)
 }
