@@ -104,8 +104,9 @@ func (b *Broker) newAttendant(ctx context.Context, who memberOf) (*attendant, er
 	if r := checkFormat(who.format); r != nil {
 		return nil, r
 	}
+	seen := b.revision()
 	t, g, err := b.ensureGroup(ctx, who.topic, who.group, who.create)
-	if err != nil && missing(err) && b.caughtUp(ctx) {
+	if err != nil && missing(err) && b.caughtUp(ctx, seen) {
 		t, g, err = b.ensureGroup(ctx, who.topic, who.group, who.create)
 	}
 	if err != nil {

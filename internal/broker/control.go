@@ -230,13 +230,19 @@ func (b *Broker) awaitRevision(ctx context.Context, revision uint64) {
 	}
 }
 
+// revision is how new the map here is.
+func (b *Broker) revision() uint64 { return b.coord.View().Revision }
+
 // caughtUp asks the leader of the metadata log how far its map is, and waits for
-// it. It tells whether the map here became newer by it.
-func (b *Broker) caughtUp(ctx context.Context) bool {
-	if b.far == nil || b.far.here(partition.Metadata) {
+// it. It tells whether the map here is newer then than the one that was looked into,
+// of which seen is the revision: it may have become so by itself since.
+func (b *Broker) caughtUp(ctx context.Context, seen uint64) bool {
+	if b.far == nil || b.revision() > seen {
+		return b.far != nil
+	}
+	if b.far.here(partition.Metadata) {
 		return false
 	}
-	before := b.coord.View().Revision
 	res, err := atMetadata(ctx, b, true, func(r *remote) (*nodev1.RevisionResponse, error) {
 		return r.sessions.Revision(ctx, &nodev1.RevisionRequest{})
 	})
@@ -244,7 +250,7 @@ func (b *Broker) caughtUp(ctx context.Context) bool {
 		return false
 	}
 	b.awaitRevision(ctx, res.GetRevision())
-	return b.coord.View().Revision > before
+	return b.revision() > seen
 }
 
 // atMetadata calls the node that leads the metadata log, which is another one.
@@ -284,7 +290,7 @@ func (b *Broker) createGroupThere(ctx context.Context, topic, group string) erro
 		return r.sessions.EnsureGroup(ctx, &nodev1.EnsureGroupRequest{Topic: topic, Group: group})
 	})
 	if err == nil {
-		b.caughtUp(ctx)
+		b.caughtUp(ctx, b.revision())
 	}
 	return err
 }
@@ -373,9 +379,10 @@ func (f *farMembers) Heartbeat(ctx context.Context, group coordinator.GroupID, m
 	if f.b.far.here(partition.Metadata) {
 		return f.b.coord.Heartbeat(ctx, group, member, session)
 	}
+	seen := f.b.revision()
 	m, err := f.b.coord.View().SessionOf(group, member, session)
 	var never *coordinator.ErrNoSession
-	if errors.As(err, &never) && f.b.caughtUp(ctx) { // it may have been opened elsewhere just now
+	if errors.As(err, &never) && f.b.caughtUp(ctx, seen) { // it may have been opened elsewhere just now
 		m, err = f.b.coord.View().SessionOf(group, member, session)
 	}
 	if err != nil {

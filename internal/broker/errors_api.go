@@ -45,8 +45,9 @@ type edge struct {
 	flight  *flight
 	memory  *pool
 	// newer, if set, sees to it that the map is as new as the leader's, and tells
-	// whether that made it newer.
-	newer func(ctx context.Context) bool
+	// whether it is newer now than it was at this revision.
+	revision func() uint64
+	newer    func(ctx context.Context, seen uint64) bool
 }
 
 // missing tells an error that a map which is behind can be the reason of. Nothing
@@ -87,8 +88,12 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			return nil, e.fail(req.Spec(), busyReading())
 		}
 		defer release()
+		var seen uint64
+		if e.newer != nil {
+			seen = e.revision()
+		}
 		res, err = next(ctx, req)
-		if err != nil && e.newer != nil && missing(err) && e.newer(ctx) {
+		if err != nil && e.newer != nil && missing(err) && e.newer(ctx, seen) {
 			res, err = next(ctx, req)
 		}
 		if err != nil {

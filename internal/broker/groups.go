@@ -12,11 +12,12 @@ import (
 // ensureGroup finds a group, or creates it with the default policy when asked
 // to.
 func (b *Broker) ensureGroup(ctx context.Context, topicName, groupName string, create bool) (*topic, *coordinator.Group, error) {
+	seen := b.revision()
 	t, g, err := b.group(topicName, groupName)
 	if err == nil || !create {
 		return t, g, err
 	}
-	if b.far != nil && b.caughtUp(ctx) {
+	if b.caughtUp(ctx, seen) {
 		if t, g, err = b.group(topicName, groupName); err == nil {
 			return t, g, nil
 		}

@@ -217,7 +217,7 @@ func (s *publishStream) topicOf(name string) (*topic, error) {
 		return s.topic, nil
 	}
 	t, err := s.b.topic(name)
-	if err != nil && missing(err) && s.b.caughtUp(s.ctx) {
+	if err != nil && missing(err) && s.b.caughtUp(s.ctx, view.Revision) {
 		t, err = s.b.topic(name)
 	}
 	if err != nil {

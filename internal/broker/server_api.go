@@ -36,7 +36,7 @@ func (b *Broker) routes() http.Handler {
 	mux := http.NewServeMux()
 	e := &edge{log: b.log, metrics: b.metrics, ready: b.ready, explain: b.explain, flight: b.flight, memory: b.memory}
 	if b.cfg.Peers != nil {
-		e.newer = b.caughtUp
+		e.revision, e.newer = b.revision, b.caughtUp
 	}
 	admin := handlerOptions(e, compressLarge)
 	serve := func(prefix string, h http.Handler) {
