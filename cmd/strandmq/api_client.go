@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/strandmq/strandmq/internal/doctor"
 	"github.com/strandmq/strandmq/internal/retry"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
@@ -18,6 +19,7 @@ import (
 
 // clients are the API of one broker.
 type clients struct {
+	way     *servers
 	topics  strandmqv1connect.TopicServiceClient
 	groups  strandmqv1connect.GroupServiceClient
 	dead    strandmqv1connect.DeadLetterServiceClient
@@ -28,11 +30,16 @@ type clients struct {
 	consume strandmqv1connect.ConsumeServiceClient
 }
 
-// dial makes the clients. Nothing is sent until the first call.
-func dial(server string) *clients {
+// dial makes the clients of the broker at an address.
+func dial(server string) *clients { return dialAny(nil, server) }
+
+// dialAny makes the clients of a broker at any of some addresses. Nothing is sent until
+// the first call.
+func dialAny(told func(doctor.Unreached), names ...string) *clients {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConnsPerHost = 64
-	hc := &http.Client{Transport: transport}
+	way := newServers(transport, told, names...)
+	hc, server := &http.Client{Transport: way}, way.base.String()
 	opts := []connect.ClientOption{
 		// Between programs of one machine, gzip costs more than it saves.
 		connect.WithAcceptCompression("gzip", nil, nil),
@@ -50,6 +57,7 @@ func dial(server string) *clients {
 		})),
 	}
 	return &clients{
+		way:     way,
 		topics:  strandmqv1connect.NewTopicServiceClient(hc, server, opts...),
 		groups:  strandmqv1connect.NewGroupServiceClient(hc, server, opts...),
 		dead:    strandmqv1connect.NewDeadLetterServiceClient(hc, server, opts...),
@@ -61,7 +69,19 @@ func dial(server string) *clients {
 	}
 }
 
-func (a *app) dial() *clients { return dial(a.server) }
+// dial makes the clients of whoever answers at --server, and tells who does not.
+func (a *app) dial() *clients {
+	return dialAny(func(u doctor.Unreached) { a.talk("not asked: %s: %s", u.What, u.Why) }, a.servers...)
+}
+
+// server is the address of whoever answers at --server, for what dials by itself.
+func (a *app) server(ctx context.Context) (string, error) {
+	to, err := a.dial().way.choose(ctx)
+	if err != nil {
+		return "", err
+	}
+	return to.String(), nil
+}
 
 // apiError is a refusal by a broker, or by the way to it.
 type apiError struct {
@@ -69,6 +89,7 @@ type apiError struct {
 	text       string        // what went wrong and what to do
 	retryAfter time.Duration // for what passes; 0: it does not, or nobody said when
 	passing    bool          // trying again may help
+	elsewhere  bool          // it broke on its way, and there are other addresses
 	err        error
 }
 
@@ -86,6 +107,10 @@ func explain(err error, server string) error {
 		return known
 	}
 	e := &apiError{text: err.Error(), err: err, passing: retry.Broke(err)}
+	var broken *brokenWay
+	if errors.As(err, &broken) {
+		server, e.elsewhere = broken.server, broken.elsewhere
+	}
 	var ce *connect.Error
 	if !errors.As(err, &ce) {
 		return e
@@ -129,7 +154,10 @@ func problem(ce *connect.Error) *strandmqv1.Problem {
 func unanswered(err error, code connect.Code, server, text string) string {
 	var op *net.OpError
 	var bad *url.Error
+	var none noneAnswers
 	switch {
+	case errors.As(err, &none):
+		return none.Error()
 	case errors.As(err, &op) && op.Op == "dial":
 		return fmt.Sprintf("no broker answers at %s (%v): start one with 'strandmq serve', or name another with --server", server, op.Err)
 	case errors.Is(err, context.DeadlineExceeded) || code == connect.CodeDeadlineExceeded:

@@ -71,7 +71,7 @@ usage.`,
 			defer f.Close()
 			out = f
 		}
-		b := newBundle(out, name, a.server, now)
+		b := newBundle(out, name, a.servers, now)
 		err := a.gather(cmd.Context(), b, watch.d)
 		if err = errors.Join(err, b.close()); err != nil {
 			if file != "-" {
@@ -109,9 +109,9 @@ type bundle struct {
 	bytes   int
 }
 
-func newBundle(out io.Writer, root, server string, at time.Time) *bundle {
+func newBundle(out io.Writer, root string, servers []string, at time.Time) *bundle {
 	zip := gzip.NewWriter(out)
-	return &bundle{root: root, at: at, hide: newRedactor(server), zip: zip, tar: tar.NewWriter(zip)}
+	return &bundle{root: root, at: at, hide: newRedactor(servers...), zip: zip, tar: tar.NewWriter(zip)}
 }
 
 // add writes one file.
@@ -201,7 +201,7 @@ func (a *app) gather(ctx context.Context, b *bundle, watch time.Duration) error 
 		return ctx.Err()
 	}
 	if err != nil {
-		b.without("the broker at "+a.server, err)
+		b.without("the broker at "+strings.Join(a.servers, ", "), err)
 		return nil
 	}
 	for _, u := range facts.Unreached {
@@ -214,7 +214,7 @@ func (a *app) gather(ctx context.Context, b *bundle, watch time.Duration) error 
 	if err := b.value("doctor/findings.json", "what doctor found", orNone(doctor.Diagnose(facts, doctor.Options{}))); err != nil {
 		return err
 	}
-	q := &inquiry{server: a.server, asked: a.dial(), ctx: ctx}
+	q := &inquiry{asked: dialAny(nil, a.servers...), ctx: ctx}
 	for _, n := range facts.Nodes {
 		if n.Answered {
 			if err := b.node(q, nodeWord(n.ID), n.API); err != nil {
@@ -313,7 +313,7 @@ func settings() map[string]string {
 		switch {
 		case !strings.HasPrefix(name, "STRANDMQ_"):
 		case slices.Contains([]string{"STRANDMQ_SERVER", "STRANDMQ_LISTEN", "STRANDMQ_DATA", "STRANDMQ_ALLOW_ORIGIN"}, name):
-			out[name] = newRedactor(value).text(value)
+			out[name] = newRedactor(envList(name)...).text(value)
 		default:
 			out[name] = "(set)"
 		}

@@ -19,13 +19,15 @@ type redactor struct {
 	secret []string // parts of addresses that are nobody's business
 }
 
-func newRedactor(server string) *redactor {
+func newRedactor(servers ...string) *redactor {
 	r := &redactor{words: map[[2]string]string{}, counts: map[string]int{}}
-	if u, err := url.Parse(server); err == nil && u.User != nil {
-		if p, ok := u.User.Password(); ok && p != "" {
-			r.secret = append(r.secret, p, url.QueryEscape(p), url.PathEscape(p))
+	for _, server := range servers {
+		if u, err := url.Parse(server); err == nil && u.User != nil {
+			if p, ok := u.User.Password(); ok && p != "" {
+				r.secret = append(r.secret, p, url.QueryEscape(p), url.PathEscape(p))
+			}
+			r.secret = append(r.secret, u.User.String()+"@")
 		}
-		r.secret = append(r.secret, u.User.String()+"@")
 	}
 	return r
 }

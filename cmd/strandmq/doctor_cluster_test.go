@@ -51,6 +51,17 @@ func TestDoctorOnThree(t *testing.T) {
 	f.serves(second)
 	diagnoses(t, second.url, doctor.NodeDown)
 
+	// Who is asked first is dead: the others answer, and it is named. The fault is told
+	// as any other's.
+	dead := "http://" + third.listen
+	diagnoses(t, dead+",http://"+first.listen, doctor.NodeDown)
+	for _, args := range [][]string{{"doctor"}, {"check"}, {"top", "--once"}, {"events"}, {"topic", "list"}} {
+		until(t, args[0]+" asks somebody else", func() bool {
+			code, out, talk := strandmq(t, dead+",http://"+first.listen+","+second.url, "", args...)
+			return code != 3 && (strings.Contains(out+talk, third.listen) || strings.Contains(out, "node n3 is away")) && !strings.Contains(out+talk, "no broker")
+		})
+	}
+
 	// Its disk is given up, and there is no fourth node for what it held.
 	if _, err := ask(t.Context(), first.api.cluster.ReplaceNode, &strandmqv1.ReplaceNodeRequest{Node: 3, Confirm: "n3"}); err != nil {
 		t.Fatal(err)

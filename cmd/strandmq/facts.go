@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -19,8 +20,9 @@ import (
 // inquiry asks a cluster for the facts that doctor and check judge. It makes each call
 // once, with little patience: what does not answer is a fact, too.
 type inquiry struct {
-	server string
-	asked  *clients
+	asked  *clients // whoever answers, for what any node can tell
+	server string   // the node that answered first, and its address
+	own    uint64
 	ctx    context.Context
 	topic  string // only this; empty: all
 	group  string
@@ -55,11 +57,18 @@ const (
 	mostLetters, mostTraces = 50, 3
 )
 
-// one makes a call once.
+// one makes a call once; when whoever was asked is gone and another node can be, once more.
+// It is for calls that only look.
 func one[Req, Res any](q *inquiry, call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
-	ctx, cancel := context.WithTimeout(q.ctx, answerTime)
-	defer cancel()
-	return call(ctx, req)
+	for first := true; ; first = false {
+		ctx, cancel := context.WithTimeout(q.ctx, answerTime)
+		res, err := call(ctx, req)
+		cancel()
+		var e *apiError
+		if !first || !errors.As(err, &e) || !e.elsewhere || q.ctx.Err() != nil {
+			return res, err
+		}
+	}
 }
 
 // each calls fn for each of n, some at once.
@@ -83,7 +92,7 @@ func (q *inquiry) unreached(what string, err error) {
 // newInquiry begins to ask a cluster. It fails if nothing answers at all.
 func (a *app) newInquiry(ctx context.Context, topic, group string) (*inquiry, error) {
 	q := &inquiry{
-		server: a.server, asked: a.dial(), ctx: ctx, topic: topic, group: group,
+		asked: dialAny(nil, a.servers...), ctx: ctx, topic: topic, group: group,
 		nodes: map[uint64]*clients{}, before: map[[2]string]doctor.Counts{}, slow: map[uint64][2]uint64{},
 	}
 	own, err := one(q, q.asked.node.NodeInfo, &strandmqv1.NodeInfoRequest{})
@@ -98,7 +107,12 @@ func (a *app) newInquiry(ctx context.Context, topic, group string) (*inquiry, er
 	if own.GetNode() == 0 {
 		return nil, errors.New("the broker is still reading its log: ask again when it has started")
 	}
-	q.nodes[own.GetNode()] = q.asked
+	at, err := q.asked.way.choose(ctx)
+	if err != nil {
+		return nil, err
+	}
+	q.own, q.server = own.GetNode(), at.String()
+	q.nodes[q.own] = dial(q.server)
 	return q, nil
 }
 
@@ -123,9 +137,22 @@ func (a *app) inquire(ctx context.Context, topic, group string, apart time.Durat
 	if whole {
 		q.closely()
 	}
+	q.silent()
 	q.facts.Now = time.Now().Add(q.ahead).UnixMilli()
 	slices.SortFunc(q.facts.Unreached, func(a, b doctor.Unreached) int { return cmp.Compare(a.What, b.What) })
 	return &q.facts, ctx.Err()
+}
+
+// silent notes the addresses that were named and do not answer, unless they are a node's,
+// which is noted as such.
+func (q *inquiry) silent() {
+	for _, u := range q.asked.way.unreached() {
+		if !slices.ContainsFunc(q.facts.Nodes, func(n doctor.Node) bool {
+			return strings.HasSuffix(u.What, "//"+n.API) || strings.HasSuffix(u.What, " "+n.API)
+		}) {
+			q.facts.Unreached = append(q.facts.Unreached, u)
+		}
+	}
 }
 
 // look takes one look: the first notes only what counts.
@@ -162,12 +189,14 @@ func (q *inquiry) cluster() {
 			state = "lost"
 		}
 		one := doctor.Node{ID: n.GetNode(), API: n.GetApiAddress(), State: state, Known: n.SilentMs != nil, Silent: span(n.GetSilentMs()), Replicas: int(n.GetReplicas())}
-		if q.nodes[one.ID] == q.asked {
+		if one.ID == q.own {
 			one.API = q.server // which is how it can be reached from here
 		} else if one.API != "" && q.nodes[one.ID] == nil {
 			q.nodes[one.ID] = dial(one.API)
 		}
 		q.facts.Nodes = append(q.facts.Nodes, one)
+		// Should whoever is asked be gone, the others know as much.
+		q.asked.way.also(one.API)
 	}
 }
 

@@ -26,8 +26,11 @@ func env(name, otherwise string) string {
 	return otherwise
 }
 
-// envList gives what the environment lists, with commas or spaces.
-func envList(name string) []string {
+// envList gives what the environment lists, with commas or spaces, or otherwise.
+func envList(name string, otherwise ...string) []string {
+	if strings.TrimSpace(os.Getenv(name)) == "" {
+		return otherwise
+	}
 	return strings.FieldsFunc(os.Getenv(name), func(r rune) bool { return r == ',' || unicode.IsSpace(r) })
 }
 

@@ -207,7 +207,11 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 	}
 	show := a.newLoadProgress()
 	c.Tick, c.Tell = show.every, show.tell
-	broker, done := way(a.server, c)
+	server, err := a.server(cmd.Context())
+	if err != nil {
+		return err
+	}
+	broker, done := way(server, c)
 	defer done()
 	rep, err := loadtest.Run(cmd.Context(), c, broker)
 	show.board.settle()

@@ -88,7 +88,11 @@ func (a *app) runShape(cmd *cobra.Command, f *loadFlags) error {
 	}
 	show := a.newLoadProgress()
 	c.Tick, c.Tell = show.every, show.tell
-	rep, err := loadtest.RunShape(cmd.Context(), a.server, s, c, nil)
+	server, err := a.server(cmd.Context())
+	if err != nil {
+		return err
+	}
+	rep, err := loadtest.RunShape(cmd.Context(), server, s, c, nil)
 	show.board.settle()
 	if rep == nil {
 		return cannotRun(err)

@@ -256,7 +256,8 @@ type sweepCluster struct {
 // of gives the nodes of a cluster of so many nodes; 0 is the broker at --server.
 func (c *sweepCluster) of(ctx context.Context, nodes int) ([]string, error) {
 	if nodes == 0 {
-		return []string{c.a.server}, nil
+		server, err := c.a.server(ctx)
+		return []string{server}, err
 	}
 	if nodes == c.size {
 		return c.urls, nil

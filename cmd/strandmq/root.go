@@ -25,8 +25,8 @@ type app struct {
 	out io.Writer
 	err io.Writer
 
-	server string // --server
-	output string // --output
+	servers []string // --server
+	output  string   // --output
 
 	noHelp error // help was asked for what does not exist
 }
@@ -103,7 +103,8 @@ func (a *app) root() *cobra.Command {
 handled in order, one at a time, by every consumer group; keys run in parallel.
 
 Start a broker with 'strandmq serve', or see one work with 'strandmq demo'. The
-other commands talk to a broker at --server.
+other commands talk to a broker at --server, which may name several nodes of one
+cluster, with commas or repeated.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage ('strandmq check' has those of
 monitoring). Data goes to standard output, talk
@@ -125,7 +126,7 @@ to standard error. NO_COLOR is respected.`,
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.err)
-	root.PersistentFlags().StringVar(&a.server, "server", env("STRANDMQ_SERVER", "http://"+broker.DefaultListen), "the broker's URL (environment: STRANDMQ_SERVER)")
+	root.PersistentFlags().StringSliceVar(&a.servers, "server", envList("STRANDMQ_SERVER", "http://"+broker.DefaultListen), "the broker's URL; of several, the first that answers is asked (environment: STRANDMQ_SERVER)")
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "how to print data: table or json (the API's own JSON)")
 	must(root.RegisterFlagCompletionFunc("output", words("table", "json")))
 	root.AddCommand(
@@ -192,12 +193,18 @@ func (a *app) checkShared() error {
 	if a.output != "table" && a.output != "json" {
 		return usagef("--output %q: choose table or json", a.output)
 	}
-	if !strings.Contains(a.server, "://") {
-		a.server = "http://" + a.server
+	if len(a.servers) == 0 {
+		return usagef("--server is empty: give a URL such as http://%s", broker.DefaultListen)
 	}
-	u, err := url.Parse(a.server)
-	if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
-		return usagef("--server %q is no URL such as http://%s", a.server, broker.DefaultListen)
+	for i, s := range a.servers {
+		if !strings.Contains(s, "://") {
+			s = "http://" + s
+		}
+		u, err := url.Parse(s)
+		if err != nil || u.Host == "" || u.Scheme != "http" && u.Scheme != "https" {
+			return usagef("--server %q is no URL such as http://%s", s, broker.DefaultListen)
+		}
+		a.servers[i] = s
 	}
 	return nil
 }

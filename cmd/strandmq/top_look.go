@@ -42,6 +42,7 @@ func (t *top) look() topLook {
 	} else {
 		l.Groups, l.More = t.furthest(append([]topRow{}, l.Groups...))
 	}
+	q.silent()
 	l.Unreached = orNone(q.facts.Unreached)
 	return l
 }
