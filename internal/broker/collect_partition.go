@@ -62,13 +62,14 @@ func (s *partitionSeries) partition(t *coordinator.Topic, i int, info partition.
 	say("log_start_offset", "The first offset that is kept.", float64(info.Position.Start))
 	say("log_end_offset", "The offset that the next message will get.", float64(info.Position.End))
 	say("leader", "Number of the node that leads the partition; that node tells it.", float64(info.Leader))
-	synced := 1 // itself
+	// Raft's own word for who is active stands still while a partition rests.
+	synced := s.b.replicasThere(info)
 	for _, f := range info.Followers {
-		if f.Voter && f.Active && !f.Snapshot {
-			synced++
+		if f.Voter && f.Snapshot && (s.b.agent == nil || s.b.agent.isUp(f.Replica.Node())) {
+			synced--
 		}
 	}
-	say("replicas_in_sync", "Replicas that vote and take entries as they come, the leader's among them.", float64(synced))
+	say("replicas_in_sync", "Replicas that vote, are there, and are not so far behind that they need a snapshot.", float64(synced))
 	short := 0.0
 	if s.b.needs(p, placement.Wanted(t.Config.Replication, len(p.Replicas), s.active)).replicas {
 		short = 1
