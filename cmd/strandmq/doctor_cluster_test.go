@@ -3,7 +3,10 @@
 package main
 
 import (
+	"io"
+	"net"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 
@@ -18,7 +21,10 @@ func TestDoctorOnThree(t *testing.T) {
 		t.Skip("three processes; TestDiagnose has the same facts without them")
 	}
 	t.Parallel()
-	f := startSquadron(t, loopback(t, 3))
+	berths := loopback(t, 3)
+	link := newGate(t, berths[2].peer)
+	berths[2].args = []string{"--peer-address", link.address()}
+	f := startSquadron(t, berths)
 	first, second, third := f.nodes[0], f.nodes[1], f.nodes[2]
 	p := at(t, first.url, "orders", nil)
 	p.store(5, "a", "b", "c")
@@ -34,6 +40,18 @@ func TestDoctorOnThree(t *testing.T) {
 		}
 	}
 	well("three nodes are well")
+
+	// The others do not reach it, and it goes on. Whoever is asked says the same, also it.
+	link.cut()
+	for _, s := range f.nodes {
+		diagnoses(t, s.url, doctor.NodesCutOff)
+		until(t, "it is told once, of the one", func() bool {
+			_, whole, _ := examine(t, s.url)
+			return strings.Count(whole, string(doctor.NodesCutOff)) == 1 && strings.Contains(whole, "node n3 answers")
+		})
+	}
+	link.mend()
+	well("it is reached again")
 
 	third.signal(syscall.SIGSTOP)
 	diagnoses(t, first.url, doctor.NodeStuck)
@@ -67,4 +85,83 @@ func TestDoctorOnThree(t *testing.T) {
 		t.Fatal(err)
 	}
 	diagnoses(t, first.url, doctor.UnderReplicated)
+}
+
+// gate carries connections to an address, as long as nobody cuts them.
+type gate struct {
+	listener net.Listener
+	to       string
+
+	mu    sync.Mutex
+	shut  bool
+	conns []net.Conn
+}
+
+func newGate(t *testing.T, to string) *gate {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := &gate{listener: l, to: to}
+	var carrying sync.WaitGroup
+	carrying.Go(func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			carrying.Go(func() { g.carry(c) })
+		}
+	})
+	t.Cleanup(func() {
+		_ = l.Close()
+		g.cut()
+		carrying.Wait()
+	})
+	return g
+}
+
+func (g *gate) address() string { return g.listener.Addr().String() }
+
+// carry carries one connection.
+func (g *gate) carry(c net.Conn) {
+	defer func() { _ = c.Close() }()
+	to, err := net.Dial("tcp", g.to)
+	if err != nil {
+		return
+	}
+	defer func() { _ = to.Close() }()
+	g.mu.Lock()
+	shut := g.shut
+	g.conns = append(g.conns, c, to)
+	g.mu.Unlock()
+	if shut {
+		return
+	}
+	back := make(chan struct{})
+	go func() {
+		defer close(back)
+		_, _ = io.Copy(c, to)
+		_ = c.Close()
+	}()
+	_, _ = io.Copy(to, c)
+	_ = to.Close()
+	<-back
+}
+
+// cut ends all connections, and those that come, until it is mended.
+func (g *gate) cut() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = true
+	for _, c := range g.conns {
+		_ = c.Close()
+	}
+	g.conns = nil
+}
+
+func (g *gate) mend() {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.shut = false
 }

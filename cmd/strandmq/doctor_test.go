@@ -128,14 +128,20 @@ func examine(t *testing.T, url string, args ...string) (first, whole string, cod
 	return first, out.String() + talk.String(), code
 }
 
-// diagnoses waits until the first line names a cause. Nothing is asserted about when: what a
-// test planted stays, and a cluster takes its time to see it.
+// diagnoses waits until the first line names a cause, which is a fault.
 func diagnoses(t *testing.T, url string, cause doctor.Cause, args ...string) {
+	t.Helper()
+	names(t, url, cause, exitFailed, args...)
+}
+
+// names waits until the first line names a cause. Nothing is asserted about when: what a
+// test planted stays, and a cluster takes its time to see it.
+func names(t *testing.T, url string, cause doctor.Cause, want int, args ...string) {
 	t.Helper()
 	deadline := time.Now().Add(patience)
 	for {
 		first, whole, code := examine(t, url, args...)
-		if strings.Contains(first, string(cause)+": ") && code == exitFailed {
+		if strings.Contains(first, string(cause)+": ") && code == want {
 			t.Log(whole)
 			commands(t, whole)
 			return

@@ -20,6 +20,7 @@ import (
 // inquiry asks a cluster for the facts that doctor and check judge. It makes each call
 // once, with little patience: what does not answer is a fact, too.
 type inquiry struct {
+	way    *servers // what --server names
 	asked  *clients // whoever answers, for what any node can tell
 	server string   // the node that answered first, and its address
 	own    uint64
@@ -111,6 +112,7 @@ func (a *app) newInquiry(ctx context.Context, topic, group string) (*inquiry, er
 	if err != nil {
 		return nil, err
 	}
+	q.way = q.asked.way
 	q.own, q.server = own.GetNode(), at.String()
 	q.nodes[q.own] = dial(q.server)
 	return q, nil
@@ -146,7 +148,7 @@ func (a *app) inquire(ctx context.Context, topic, group string, apart time.Durat
 // silent notes the addresses that were named and do not answer, unless they are a node's,
 // which is noted as such.
 func (q *inquiry) silent() {
-	for _, u := range q.asked.way.unreached() {
+	for _, u := range q.way.unreached() {
 		if !slices.ContainsFunc(q.facts.Nodes, func(n doctor.Node) bool {
 			return strings.HasSuffix(u.What, "//"+n.API) || strings.HasSuffix(u.What, " "+n.API)
 		}) {
@@ -176,6 +178,9 @@ func (q *inquiry) cluster() {
 		}
 		return
 	}
+	if res.GetBehind() != "" {
+		res = q.elsewhere(res)
+	}
 	q.facts.Cluster = doctor.Cluster{Behind: res.GetBehind(), Moving: len(res.GetMoving())}
 	for _, s := range res.GetStuck() {
 		q.facts.Cluster.Stuck = append(q.facts.Cluster.Stuck, doctor.Stuck{Place: doctor.Place{Topic: s.GetTopic(), Number: s.GetPartition()}, Why: s.GetWhy(), Needs: s.GetNeeds()})
@@ -198,6 +203,26 @@ func (q *inquiry) cluster() {
 		// Should whoever is asked be gone, the others know as much.
 		q.asked.way.also(one.API)
 	}
+}
+
+// elsewhere looks for a node that is not behind, for the rest of the questions: whoever is
+// cut off from the others knows little, and would call all of them gone.
+func (q *inquiry) elsewhere(known *strandmqv1.DescribeClusterResponse) *strandmqv1.DescribeClusterResponse {
+	answers := make([]*strandmqv1.DescribeClusterResponse, len(known.GetNodes()))
+	others := make([]*clients, len(answers))
+	q.each(len(answers), func(i int) {
+		if at := known.GetNodes()[i].GetApiAddress(); at != "" && known.GetNodes()[i].GetNode() != q.own {
+			others[i] = dial(at)
+			answers[i], _ = one(q, others[i].cluster.DescribeCluster, &strandmqv1.DescribeClusterRequest{})
+		}
+	})
+	for i, res := range answers {
+		if res != nil && res.GetBehind() == "" {
+			q.asked = others[i]
+			return res
+		}
+	}
+	return known
 }
 
 // node asks one how it does.
@@ -225,7 +250,7 @@ func (q *inquiry) node(n *doctor.Node, first bool) {
 	n.Answered = true
 	n.Disk = doctor.Disk{Total: d.GetTotalBytes(), Free: d.GetFreeBytes(), Reserve: d.GetReserveBytes(), Store: d.GetStoreBytes(), Low: d.GetLow(), Stuck: span(d.GetStuckMs())}
 	for _, s := range res.GetStopped() {
-		n.Stopped = append(n.Stopped, doctor.Stopped{Place: doctor.Place{Topic: s.GetTopic(), Number: s.GetPartition()}, Why: s.GetWhy()})
+		n.Stopped = append(n.Stopped, doctor.Stopped{Place: doctor.Place{Topic: s.GetTopic(), Number: s.GetPartition()}, Why: s.GetWhy(), Newer: s.GetReason() == "NEWER_FORMAT"})
 	}
 	for _, x := range res.GetDamage() {
 		text := x.GetWhat()

@@ -36,6 +36,7 @@ type squadron struct {
 type ship struct {
 	number       int                      // from 0; what the cluster calls it may differ
 	data, log    string                   // the folder and the file
+	args         []string                 // further ones of serve
 	listen, peer string                   // for clients and for other nodes
 	within       func(func() error) error // where its process and connections to it are made
 	dial         func() (net.Conn, error) // a connection to listen
@@ -49,7 +50,8 @@ type ship struct {
 // berth is where a node runs: on this machine's loopback, unless a test has better.
 type berth struct {
 	folder string
-	peer   string // address and port for other nodes
+	peer   string   // address and port for other nodes
+	args   []string // further ones of serve, of this node
 	within func(func() error) error
 	dial   func(address string) (net.Conn, error)
 }
@@ -76,7 +78,7 @@ func startSquadron(t *testing.T, berths []berth, args ...string) *squadron {
 	for i, p := range berths {
 		s := &ship{
 			number: i, data: filepath.Join(p.folder, "data"), log: filepath.Join(logs, fmt.Sprintf("n%d.log", i+1)),
-			listen: heldport.Address(t), peer: p.peer, within: p.within,
+			args: p.args, listen: heldport.Address(t), peer: p.peer, within: p.within,
 		}
 		s.dial = func() (net.Conn, error) { return p.dial(s.listen) }
 		s.url = f.door(s)
@@ -157,7 +159,7 @@ func (f *squadron) start(s *ship, token string, more ...string) {
 	}
 	defer log.Close()
 	args := append([]string{"serve", "--data", s.data, "--listen", s.listen, "--peer-listen", s.peer, "--log-format", "text"}, f.args...)
-	args = append(args, more...)
+	args = append(append(args, s.args...), more...)
 	s.cmd = exec.Command(f.binary, args...)
 	s.cmd.Stderr = log
 	s.cmd.Env = append(os.Environ(), "STRANDMQ_JOIN_TOKEN="+token)

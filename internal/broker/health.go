@@ -93,12 +93,21 @@ type stoppedPartition struct {
 	topic  string // empty: the metadata log
 	number int
 	why    string
+	reason string // by which calls for it are refused
+}
+
+// stopReason is the refusal of calls for a partition that stopped.
+func stopReason(i partition.Info) string {
+	if i.Damaged {
+		return "PARTITION_DAMAGED"
+	}
+	return "NEWER_FORMAT"
 }
 
 func (b *Broker) stoppedPartitions() (out []stoppedPartition) {
 	look := func(id partition.PartitionID, topic string, number int) {
 		if info, err := b.host.Info(id); err == nil && info.Fault != "" {
-			out = append(out, stoppedPartition{topic, number, info.Fault})
+			out = append(out, stoppedPartition{topic, number, info.Fault, stopReason(info)})
 		}
 	}
 	look(partition.Metadata, "", 0)

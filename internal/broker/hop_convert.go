@@ -24,7 +24,7 @@ func infoTo(i partitionInfo) *nodev1.InfoResponse {
 	return &nodev1.InfoResponse{
 		Position: positionTo(i.Position), Bytes: i.Bytes, OldestMs: int64(i.Oldest), Duplicates: i.Duplicates, Leader: uint64(i.Leader), Term: i.Term,
 		Fault: valid(i.Fault), FirstIndex: uint64(i.FirstIndex), LastIndex: uint64(i.LastIndex), Checkpoint: uint64(i.Checkpoint), Queued: i.Queued,
-		HeldBy: uint64(i.heldBy), HeldBytes: i.heldBytes,
+		HeldBy: uint64(i.heldBy), HeldBytes: i.heldBytes, Newer: i.Fault != "" && !i.Damaged,
 	}
 }
 
@@ -32,7 +32,7 @@ func infoFrom(i *nodev1.InfoResponse) partitionInfo {
 	return partitionInfo{
 		Info: partition.Info{
 			Position: positionFrom(i.GetPosition()), Bytes: i.GetBytes(), Oldest: partition.Millis(i.GetOldestMs()), Duplicates: i.GetDuplicates(),
-			Leader: partition.NodeID(i.GetLeader()), Term: i.GetTerm(), Fault: i.GetFault(), FirstIndex: partition.Index(i.GetFirstIndex()),
+			Leader: partition.NodeID(i.GetLeader()), Term: i.GetTerm(), Fault: i.GetFault(), Damaged: i.GetFault() != "" && !i.GetNewer(), FirstIndex: partition.Index(i.GetFirstIndex()),
 			LastIndex: partition.Index(i.GetLastIndex()), Checkpoint: partition.Index(i.GetCheckpoint()), Queued: i.GetQueued(),
 		},
 		heldBy: coordinator.GroupID(i.GetHeldBy()), heldBytes: i.GetHeldBytes(),

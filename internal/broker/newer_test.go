@@ -52,6 +52,14 @@ func TestNewerRow(t *testing.T) {
 		t.Fatalf("stalls %v", stalls)
 	}
 	says("describe", stalls[0].GetReason(), stalls[0].GetText())
+	described, err := a.topics.DescribeTopic(ctx(t), &strandmqv1.DescribeTopicRequest{Topic: "t"})
+	if p := described.GetPartitions()[0]; err != nil || p.GetFaultReason() != "NEWER_FORMAT" || described.GetPartitions()[1].GetFault() != "" {
+		t.Errorf("%v, %v", described, err)
+	}
+	node, err := a.node.NodeInfo(ctx(t), &strandmqv1.NodeInfoRequest{})
+	if s := node.GetStopped(); err != nil || len(s) != 1 || s[0].GetReason() != "NEWER_FORMAT" || s[0].GetTopic() != "t" {
+		t.Errorf("%v, %v", s, err)
+	}
 	out, err := a.publish.Publish(ctx(t), &strandmqv1.PublishRequest{Topic: "t", Messages: []*strandmqv1.Message{msg(keys[0], "y"), msg(keys[1], "y")}})
 	if err != nil {
 		t.Fatal(err)

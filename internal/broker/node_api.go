@@ -31,7 +31,7 @@ func (a nodeAPI) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strand
 		res.Damage = append(res.Damage, b.damageInfo(d))
 	}
 	for _, s := range b.stoppedPartitions() {
-		res.Stopped = append(res.Stopped, &strandmqv1.StoppedPartition{Topic: s.topic, Partition: uint32(s.number), Why: s.why})
+		res.Stopped = append(res.Stopped, &strandmqv1.StoppedPartition{Topic: s.topic, Partition: uint32(s.number), Why: s.why, Reason: s.reason})
 	}
 	if b.agent != nil {
 		for _, n := range b.agent.transport.Nodes() {

@@ -61,7 +61,7 @@ func (a topicAPI) DescribeTopic(ctx context.Context, req *strandmqv1.DescribeTop
 			told := a.b.explain(err)
 			out.Fault, out.FaultReason = told.text, told.reason
 		case info.Fault != "":
-			out.Fault, out.FaultReason = info.Fault, "PARTITION_DAMAGED"
+			out.Fault, out.FaultReason = info.Fault, stopReason(info.Info)
 		default:
 			out.StartOffset, out.EndOffset = new(uint64(info.Position.Start)), new(uint64(info.Position.End))
 			out.Bytes, out.Duplicates = new(info.Bytes), new(info.Duplicates)

@@ -126,7 +126,7 @@ func (v *Verdict) nodes(f *Facts, l Limits) {
 			v.add(Warned, "node %s: the disk has %d%% free", name, free)
 		}
 		if k := len(n.Damage) + len(n.Stopped); k > 0 {
-			v.add(Failed, "node %s: %s damaged", name, some(uint64(k), "place"))
+			v.add(Failed, "node %s: %s damaged or not served", name, some(uint64(k), "place"))
 		}
 		if len(n.ClocksOff) > 0 {
 			v.add(Warned, "node %s: its clock and that of %s differ", name, nodeName(n.ClocksOff[0].Node))

@@ -129,22 +129,45 @@ func (d *diagnosis) node(n *Node) {
 			say("within %s, %s took a second or more, and all writes waited %d times", rough(d.facts.Apart), some(n.SlowWrites, "write"), n.Stalls).
 			next("strandmq node%s", at)
 	}
-	if len(n.Damage)+len(n.Stopped) > 0 {
-		d.damaged(n, about, at)
-	}
-	if len(n.Deaf) > 0 && !slices.ContainsFunc(n.Deaf, func(id uint64) bool { return slices.Contains(d.away(), id) }) {
-		d.add(Warning, NodesCutOff, about, fmt.Sprintf("node %s does not hear of %s, which others do hear of: the network between them is cut", nodeName(n.ID), nodeNames(n.Deaf))).
+	d.stopped(n, about, at)
+	if deaf := slices.DeleteFunc(slices.Clone(n.Deaf), d.unheard); len(deaf) > 0 {
+		d.add(Warning, NodesCutOff, about, fmt.Sprintf("node %s does not hear of %s, which others do hear of: the network between them is cut", nodeName(n.ID), nodeNames(deaf))).
 			next("strandmq node%s", at)
 	}
+}
+
+// unheard tells whether nobody hears of a node, which is told of that node.
+func (d *diagnosis) unheard(id uint64) bool {
+	return slices.ContainsFunc(d.facts.Nodes, func(n Node) bool { return n.ID == id && n.Known && n.Silent > 0 })
 }
 
 // fillingAtMost is what is room enough on a disk of any size, twice the reserve aside.
 const fillingAtMost = 16 << 30
 
-func (d *diagnosis) damaged(n *Node, about, at string) {
+// stopped tells of what a node does not serve: damaged, or written by a newer version.
+func (d *diagnosis) stopped(n *Node, about, at string) {
+	var damaged, newer []Stopped
+	for _, s := range n.Stopped {
+		if s.Newer {
+			newer = append(newer, s)
+		} else {
+			damaged = append(damaged, s)
+		}
+	}
+	if len(newer) > 0 {
+		f := d.add(Critical, NewerFormat, about, fmt.Sprintf("node %s does not read what a newer version of the broker wrote, and waits for it: nothing is damaged", nodeName(n.ID)))
+		f.weigh(uint64(len(newer)))
+		for _, s := range newer[:min(most, len(newer))] {
+			f.say("%v: %s", s.Place, s.Why)
+		}
+		f.next("strandmq version --of-server%s    # then run that of the other nodes, or a newer one, on its folder", at)
+	}
+	if len(n.Damage)+len(damaged) == 0 {
+		return
+	}
 	f := d.add(Critical, Damaged, about, fmt.Sprintf("stored data of node %s is damaged: it is not served, and everything else is", nodeName(n.ID)))
-	f.weigh(uint64(len(n.Stopped)))
-	for _, s := range n.Stopped[:min(most, len(n.Stopped))] {
+	f.weigh(uint64(len(damaged)))
+	for _, s := range damaged[:min(most, len(damaged))] {
 		f.say("%v has stopped: %s", s.Place, s.Why)
 	}
 	for _, w := range n.Damage[:min(most, len(n.Damage))] {
@@ -260,8 +283,10 @@ func (d *diagnosis) partitions() {
 			about := fmt.Sprintf("topic %s", t.Name)
 			switch p.FaultReason {
 			case "NEWER_FORMAT":
-				d.add(Critical, NewerFormat, about, fmt.Sprintf("partition %d of topic %s was written by a newer version of the broker, and waits for it", p.Number, t.Name)).
-					say("%s", p.Fault).next("strandmq version --of-server    # of each node, with --server: which one is older")
+				if !slices.ContainsFunc(d.found, func(f Finding) bool { return f.Cause == NewerFormat }) {
+					d.add(Critical, NewerFormat, about, fmt.Sprintf("partition %d of topic %s was written by a newer version of the broker, and waits for it", p.Number, t.Name)).
+						say("%s", p.Fault).next("strandmq version --of-server    # of each node, with --server: which one is older")
+				}
 			case "PARTITION_DAMAGED":
 				if !slices.ContainsFunc(d.found, func(f Finding) bool { return f.Cause == Damaged }) {
 					d.add(Critical, Damaged, about, fmt.Sprintf("partition %d of topic %s is damaged and not served", p.Number, t.Name)).

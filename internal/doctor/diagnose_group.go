@@ -252,7 +252,11 @@ func (d *ofGroup) slow() {
 		}
 		d.describe(f.next("strandmq consume %s --group %s --exec 'COMMAND'    # one more member; or make the handlers faster", g.Topic, g.Name))
 	default:
-		d.describe(say(d.warn(FallingBehind, "group %s of topic %s is behind, and nothing that is known stops it", g.Name, g.Topic)))
+		f := say(d.warn(FallingBehind, "group %s of topic %s is behind, and nothing that is known stops all of it", g.Name, g.Topic))
+		if i := slices.IndexFunc(g.Stalls, func(s Stall) bool { return s.Text != "" && s.Waiting > 0 }); i >= 0 {
+			f.say("%s in partition %d: %s", waits(g.Stalls[i].Waiting), g.Stalls[i].Partition, g.Stalls[i].Text)
+		}
+		d.describe(f)
 	}
 }
 

@@ -96,7 +96,10 @@ func TestDiagnose(t *testing.T) {
 		}, "NO_QUORUM NODE_DOWN NODE_DOWN", "n2 and n3 are away"},
 		{"partitions without a quorum", func(f *Facts, _ *Group) { f.Topics[0].Partitions[1].FaultReason = "NO_QUORUM" }, "NO_QUORUM", "some partitions"},
 		{"cut off in one direction", func(f *Facts, _ *Group) { f.Nodes[0].Deaf = []uint64{3} }, "NODES_CUT_OFF", "n1 does not hear of n3"},
-		{"cut off from all", func(f *Facts, _ *Group) { f.Nodes[2].Silent = time.Minute }, "NODES_CUT_OFF", "node n3 answers"},
+		{"cut off from all", func(f *Facts, _ *Group) {
+			f.Nodes[2].Silent = time.Minute
+			f.Nodes[0].Deaf, f.Nodes[1].Deaf, f.Nodes[2].Deaf = []uint64{3}, []uint64{3}, []uint64{1, 2}
+		}, "NODES_CUT_OFF", "node n3 answers"},
 		{"one clock is off", func(f *Facts, _ *Group) {
 			f.Nodes[0].ClocksOff = []Skew{{2, time.Minute}}
 			f.Nodes[1].ClocksOff = []Skew{{1, -time.Minute}, {3, -time.Minute}}
@@ -116,10 +119,14 @@ func TestDiagnose(t *testing.T) {
 		{"the disk is slow", func(f *Facts, _ *Group) { f.Nodes[1].SlowWrites = 2 }, "DISK_SLOW", "disk of node n2 is slow"},
 		{"slow long ago", func(f *Facts, _ *Group) { f.Apart, f.Nodes[1].SlowWrites = 0, 2 }, "", ""},
 		{"damage", func(f *Facts, _ *Group) {
-			f.Nodes[1].Stopped = []Stopped{{Place{"orders", 2}, "a checksum"}}
+			f.Nodes[1].Stopped = []Stopped{{Place: Place{"orders", 2}, Why: "a checksum"}}
 			f.Topics[0].Partitions[2].FaultReason = "PARTITION_DAMAGED"
 		}, "DAMAGED", "node n2 is damaged"},
 		{"damage of a node that was not asked", func(f *Facts, _ *Group) { f.Topics[0].Partitions[2].FaultReason = "PARTITION_DAMAGED" }, "DAMAGED", "partition 2 of topic orders"},
+		{"one node is older", func(f *Facts, _ *Group) {
+			f.Nodes[1].Stopped = []Stopped{{Place: Place{Topic: "orders", Number: 2}, Why: "row of format 3", Newer: true}}
+			f.Topics[0].Partitions[2].FaultReason = "NEWER_FORMAT"
+		}, "NEWER_FORMAT", "nothing is damaged"},
 		{"a newer format", func(f *Facts, _ *Group) { f.Topics[0].Partitions[2].FaultReason = "NEWER_FORMAT" }, "NEWER_FORMAT", "newer version"},
 		{"near what is held", func(_ *Facts, g *Group) {
 			g.Now.Lag = 1

@@ -72,6 +72,7 @@ type Disk struct {
 type Stopped struct {
 	Place Place
 	Why   string
+	Newer bool // nothing is damaged: a newer version wrote it
 }
 
 // Skew is how far a node's clock is ahead of that of the node that says so.

@@ -1598,7 +1598,9 @@ type InfoResponse struct {
 	// The group for which most is held beyond the topic's limits.
 	HeldBy uint64 `protobuf:"varint,12,opt,name=held_by,json=heldBy,proto3" json:"held_by,omitempty"`
 	// How much.
-	HeldBytes     uint64 `protobuf:"varint,13,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
+	HeldBytes uint64 `protobuf:"varint,13,opt,name=held_bytes,json=heldBytes,proto3" json:"held_bytes,omitempty"`
+	// It stopped, and nothing is damaged: a newer version wrote it.
+	Newer         bool `protobuf:"varint,14,opt,name=newer,proto3" json:"newer,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1722,6 +1724,13 @@ func (x *InfoResponse) GetHeldBytes() uint64 {
 		return x.HeldBytes
 	}
 	return 0
+}
+
+func (x *InfoResponse) GetNewer() bool {
+	if x != nil {
+		return x.Newer
+	}
+	return false
 }
 
 // OffsetAtRequest asks for a message by time.
@@ -3391,7 +3400,7 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\x0fWhyIdleResponse\x12\x10\n" +
 	"\x03why\x18\x01 \x01(\tR\x03why\"+\n" +
 	"\vInfoRequest\x12\x1c\n" +
-	"\tpartition\x18\x01 \x01(\x04R\tpartition\"\x82\x03\n" +
+	"\tpartition\x18\x01 \x01(\x04R\tpartition\"\x98\x03\n" +
 	"\fInfoResponse\x12-\n" +
 	"\bposition\x18\x01 \x01(\v2\x11.node.v1.PositionR\bposition\x12\x14\n" +
 	"\x05bytes\x18\x02 \x01(\x04R\x05bytes\x12\x1b\n" +
@@ -3413,7 +3422,8 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\x06queued\x18\v \x01(\x03R\x06queued\x12\x17\n" +
 	"\aheld_by\x18\f \x01(\x04R\x06heldBy\x12\x1d\n" +
 	"\n" +
-	"held_bytes\x18\r \x01(\x04R\theldBytes\"H\n" +
+	"held_bytes\x18\r \x01(\x04R\theldBytes\x12\x14\n" +
+	"\x05newer\x18\x0e \x01(\bR\x05newer\"H\n" +
 	"\x0fOffsetAtRequest\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12\x17\n" +
 	"\atime_ms\x18\x02 \x01(\x03R\x06timeMs\"*\n" +

@@ -5536,7 +5536,10 @@ type StoppedPartition struct {
 	// The partition's number in the topic.
 	Partition uint32 `protobuf:"varint,2,opt,name=partition,proto3" json:"partition,omitempty"`
 	// Why.
-	Why           string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	Why string `protobuf:"bytes,3,opt,name=why,proto3" json:"why,omitempty"`
+	// The refusal of calls for it: PARTITION_DAMAGED, or NEWER_FORMAT where a newer version wrote it and nothing is
+	// damaged.
+	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5588,6 +5591,13 @@ func (x *StoppedPartition) GetPartition() uint32 {
 func (x *StoppedPartition) GetWhy() string {
 	if x != nil {
 		return x.Why
+	}
+	return ""
+}
+
+func (x *StoppedPartition) GetReason() string {
+	if x != nil {
+		return x.Reason
 	}
 	return ""
 }
@@ -6050,11 +6060,12 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\vfirst_entry\x18\x04 \x01(\x04R\n" +
 	"firstEntry\x12\x1d\n" +
 	"\n" +
-	"last_entry\x18\x05 \x01(\x04R\tlastEntry\"X\n" +
+	"last_entry\x18\x05 \x01(\x04R\tlastEntry\"p\n" +
 	"\x10StoppedPartition\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x10\n" +
-	"\x03why\x18\x03 \x01(\tR\x03why*V\n" +
+	"\x03why\x18\x03 \x01(\tR\x03why\x12\x16\n" +
+	"\x06reason\x18\x04 \x01(\tR\x06reason*V\n" +
 	"\tTopicKind\x12\x1a\n" +
 	"\x16TOPIC_KIND_UNSPECIFIED\x10\x00\x12\x12\n" +
 	"\x0eTOPIC_KIND_LOG\x10\x01\x12\x19\n" +
