@@ -52,6 +52,7 @@ func NewApp(rows partition.Rows, cfg Config) (*App, error) {
 		return nil, err
 	}
 	a := &App{cfg: cfg.withDefaults(), rows: rows, mach: mach, Board: cfg.Board}
+	mach.newest = a.cfg.Rules
 	if a.Board == nil {
 		a.Board = &Board{}
 	}
@@ -161,7 +162,7 @@ func (a *App) Drive(now partition.Millis, _ partition.Log) (cmds [][]byte, wake 
 	propose := func(cmd *storagev1.MetadataCommand) {
 		// Names in the map are valid UTF-8, which is all that can fail here; what
 		// was to be proposed stays to be done, and is found in a later turn.
-		if b, err := encode(cmd, now); err == nil {
+		if b, err := a.encode(cmd, now); err == nil {
 			cmds = append(cmds, b)
 		}
 	}
@@ -190,8 +191,13 @@ func (a *App) Drive(now partition.Millis, _ partition.Log) (cmds [][]byte, wake 
 	return cmds, wake
 }
 
-// encode frames a command for the log.
-func encode(cmd *storagev1.MetadataCommand, now partition.Millis) ([]byte, error) {
+// encode frames a command for the log, by the newest rules that every node applies.
+// Any goroutine.
+func (a *App) encode(cmd *storagev1.MetadataCommand, now partition.Millis) ([]byte, error) {
+	return encode(cmd, min(a.shown.get().m.Rules(), a.cfg.Rules), now)
+}
+
+func encode(cmd *storagev1.MetadataCommand, rules uint32, now partition.Millis) ([]byte, error) {
 	cmd.Rules = rules
 	cmd.NowMs = int64(now)
 	return proto.Marshal(cmd)

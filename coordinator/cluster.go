@@ -117,15 +117,15 @@ func (c *Coordinator) SetAuthority(ctx context.Context, a Authority) (Authority,
 
 // Found writes down this node as the one that the cluster began with, if it has
 // none yet, and otherwise says where it is, as UpdateNode does. A node that others
-// cannot reach says nothing new. Errors: *ErrInvalid, *ErrNodeActive, *ErrOldBoot,
-// *ErrNodeGone, *ErrNotFound.
+// cannot reach says nothing new but what it applies. Errors: *ErrInvalid,
+// *ErrNodeActive, *ErrOldBoot, *ErrOldRules, *ErrNodeGone, *ErrNotFound.
 func (c *Coordinator) Found(ctx context.Context, at Address, earlier ...Start) (*Node, error) {
 	id := c.app.cfg.Node
 	m := c.View()
 	if len(m.nodes) == 0 {
 		return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{Node: uint64(id), Address: at.proto(), Earlier: startsProto(earlier)}}})
 	}
-	if n, ok := m.Node(id); ok && at.Peer == "" && n.Peer == "" && n.Store == at.Store && n.State != Lost && n.State != Removed {
+	if n, ok := m.Node(id); ok && at.Peer == "" && n.Peer == "" && n.Store == at.Store && n.Rules == at.Rules && n.State != Lost && n.State != Removed {
 		return n, nil
 	}
 	return c.UpdateNode(ctx, id, at, earlier...)
@@ -139,7 +139,7 @@ func startsProto(list []Start) (out []*storagev1.NodeStart) {
 }
 
 // AddNode lets a node in by a join token. The same store again is the same node.
-// Errors: *ErrInvalid, *ErrToken, *ErrNodeGone, *ErrOldBoot, *ErrLimit.
+// Errors: *ErrInvalid, *ErrToken, *ErrNodeGone, *ErrOldBoot, *ErrOldRules, *ErrLimit.
 func (c *Coordinator) AddNode(ctx context.Context, token TokenHash, at Address, earlier ...Start) (*Node, error) {
 	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{TokenHash: token[:], Address: at.proto(), Earlier: startsProto(earlier)}}})
 }
@@ -147,7 +147,7 @@ func (c *Coordinator) AddNode(ctx context.Context, token TokenHash, at Address, 
 // UpdateNode says where a node is, at its start. earlier are the starts of its store
 // before this one, as far as it knows them; without the last that is known here it
 // is a copy. Errors: *ErrInvalid, *ErrNotFound, *ErrNodeGone, *ErrNodeActive,
-// *ErrOldBoot.
+// *ErrOldBoot, *ErrOldRules.
 func (c *Coordinator) UpdateNode(ctx context.Context, id partition.NodeID, at Address, earlier ...Start) (*Node, error) {
 	if n, ok := c.View().Node(id); ok && n.Address == at {
 		return n, nil
@@ -218,12 +218,12 @@ func (c *Coordinator) CheckPlace(id partition.PartitionID, nodes []partition.Nod
 // it may begin with the one that readers have.
 func (c *Coordinator) dry(cmd *storagev1.MetadataCommand) error {
 	now := c.app.cfg.Now()
-	b, err := encode(cmd, now)
+	b, err := c.app.encode(cmd, now)
 	if err != nil {
 		return err
 	}
 	mc := newMachine()
-	mc.m = c.View()
+	mc.m, mc.newest = c.View(), c.app.cfg.Rules
 	r, err := mc.apply(partition.Index(mc.m.Revision+1), b)
 	if err != nil {
 		return err

@@ -26,6 +26,9 @@ type Config struct {
 	Node partition.NodeID
 	// Balance is how eagerly replicas are placed anew.
 	Balance placement.Options
+	// Rules are the newest that this node applies. Default: Rules. Others are for
+	// tests.
+	Rules uint32
 	// Board is where the map is shown: the same one for all states that follow each
 	// other on a node. Default: one for this state.
 	Board *Board
@@ -45,6 +48,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Node == 0 {
 		c.Node = 1
+	}
+	if c.Rules == 0 {
+		c.Rules = Rules
 	}
 	c.Balance = c.Balance.WithDefaults()
 	if c.Now == nil {

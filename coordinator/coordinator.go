@@ -328,7 +328,7 @@ func (c *Coordinator) group(ctx context.Context, cmd *storagev1.MetadataCommand)
 // propose sends a command through the log and returns what apply made of it, or
 // apply's refusal.
 func (c *Coordinator) propose(ctx context.Context, cmd *storagev1.MetadataCommand) (*result, error) {
-	b, err := encode(cmd, c.app.cfg.Now())
+	b, err := c.app.encode(cmd, c.app.cfg.Now())
 	if err != nil {
 		return nil, err
 	}

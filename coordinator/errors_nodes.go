@@ -51,6 +51,18 @@ func (e *ErrOldBoot) Error() string {
 	return fmt.Sprintf("node %v was started %d times, and this is start %d of its store; the data folder is an older copy, and running it would lose what was acknowledged since: start the node on its own folder, or let a new node join and replace it", e.Node, e.Now, e.Boot)
 }
 
+// ErrOldRules is a node of an older version than the cluster writes for.
+type ErrOldRules struct {
+	Node    partition.NodeID
+	Applies uint32 // the newest rules that it applies
+	Rules   uint32 // of the cluster
+}
+
+// Error says what to do.
+func (e *ErrOldRules) Error() string {
+	return fmt.Sprintf("node %v runs a version of the broker that applies rules up to %d of the metadata log, and since all nodes were upgraded it has rules %d; run the version of the other nodes", e.Node, e.Applies, e.Rules)
+}
+
 // ErrLastNode is the last active node, which is neither drained nor given up.
 type ErrLastNode struct{ Node partition.NodeID }
 

@@ -30,7 +30,7 @@ func newEventLog(t *testing.T) *eventLog {
 
 func (l *eventLog) apply(cmd *storagev1.MetadataCommand) *result {
 	l.t.Helper()
-	b, err := encode(cmd, l.now)
+	b, err := encode(cmd, Rules, l.now)
 	if err != nil {
 		l.t.Fatal(err)
 	}

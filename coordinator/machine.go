@@ -10,9 +10,14 @@ import (
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 )
 
-// rules is the version of what apply does with a command. Entries carry it, so
-// that brokers of two versions cannot make two states of one log.
-const rules = 4
+// Rules is the version of what apply does with a command, the newest that this
+// build knows. Entries carry it, so that brokers of two versions cannot make two
+// states of one log; and each carries one that every node applies.
+const Rules = 5
+
+// toldRules are the first by which nodes tell what they apply. No entry is written
+// by earlier ones any more.
+const toldRules = 5
 
 // result is what apply made of a command.
 type result struct {
@@ -34,6 +39,7 @@ type machine struct {
 	clock  partition.Millis // the greatest that an entry carried
 	next   counters
 	limits limits
+	newest uint32 // rules that this node applies
 
 	events  Events
 	sources map[partition.NodeID]source
@@ -58,6 +64,7 @@ func newMachine() *machine {
 		m:       &Map{nextPartition: partition.Metadata + 1, nextGroup: 1},
 		next:    counters{topic: 1, partition: partition.Metadata + 1, group: 1, session: 1, node: 1},
 		limits:  theLimits,
+		newest:  Rules,
 		sources: make(map[partition.NodeID]source),
 		dirty:   make(map[rowKey]struct{}),
 	}
@@ -70,7 +77,7 @@ func (mc *machine) apply(at partition.Index, b []byte) (*result, error) {
 	if err := proto.Unmarshal(b, &cmd); err != nil {
 		return nil, &ErrFormat{At: at, What: "a command that does not decode", Err: err}
 	}
-	if err := format.Check("metadata command", uint64(cmd.Rules), rules); err != nil {
+	if err := format.Check("metadata command", uint64(cmd.Rules), uint64(mc.newest)); err != nil {
 		return nil, &ErrFormat{At: at, What: "newer rules", Err: err}
 	}
 	if cmd.Rules == 0 {

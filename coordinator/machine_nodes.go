@@ -49,7 +49,7 @@ func addressOf(a *storagev1.NodeAddress) (Address, error) {
 	if len(bad.Faults) > 0 {
 		return Address{}, &bad
 	}
-	return Address{Store: a.Store, Boot: a.Boot, Peer: a.Peer, API: a.Api, Zone: a.Zone, Life: a.Life}, nil
+	return Address{Store: a.Store, Boot: a.Boot, Peer: a.Peer, API: a.Api, Zone: a.Zone, Life: a.Life, Rules: a.Rules}, nil
 }
 
 func startsOf(list []*storagev1.NodeStart) (out []Start) {
@@ -108,6 +108,9 @@ func (mc *machine) addNode(c *storagev1.AddNode) *result {
 	}
 	if bad := mc.usable(token); bad != nil {
 		return refuse(bad)
+	}
+	if old := mc.m.older(mc.next.node, at); old != nil {
+		return refuse(old)
 	}
 	n := &Node{ID: mc.next.node, State: Active, Joined: mc.clock, Address: at}
 	if n.ID > math.MaxUint32 || mc.members() >= mc.limits.nodes {
@@ -187,7 +190,7 @@ func (mc *machine) addFirst(c *storagev1.AddNode, at Address) *result {
 }
 
 func (a Address) proto() *storagev1.NodeAddress {
-	return &storagev1.NodeAddress{Store: a.Store, Boot: a.Boot, Peer: a.Peer, Api: a.API, Zone: a.Zone, Life: a.Life}
+	return &storagev1.NodeAddress{Store: a.Store, Boot: a.Boot, Peer: a.Peer, Api: a.API, Zone: a.Zone, Life: a.Life, Rules: a.Rules}
 }
 
 // nodeFor finds the node of a command that needs it not to be gone.
@@ -226,6 +229,9 @@ func (mc *machine) moveTo(n *Node, at Address, earlier []Start) *result {
 		return refuse(&ErrOldBoot{Node: n.ID, Boot: at.Boot, Now: n.Boot, Copy: true})
 	case n.Address == at:
 		return &result{node: n, existed: true}
+	}
+	if old := mc.m.older(n.ID, at); old != nil {
+		return refuse(old)
 	}
 	next := *n
 	next.Address = at

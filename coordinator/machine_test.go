@@ -26,7 +26,7 @@ func command(t *rapid.T, next counters, m *Map) *storagev1.MetadataCommand {
 	id := func() uint64 { return back(uint64(next.group)) }
 	name := func() string { return rapid.SampledFrom([]string{"a", "b", "c", ".bad"}).Draw(t, "name") }
 	session := func() uint64 { return back(next.session) }
-	cmd := &storagev1.MetadataCommand{Rules: rules, NowMs: rapid.Int64Range(0, 1000).Draw(t, "now")}
+	cmd := &storagev1.MetadataCommand{Rules: Rules, NowMs: rapid.Int64Range(0, 1000).Draw(t, "now")}
 	switch kind := rapid.IntRange(0, 44).Draw(t, "kind"); kind {
 	default:
 		clusterCommand(t, next, m, cmd, kind)
@@ -330,7 +330,7 @@ func unique(ids map[string]string, m *Map) error {
 // must applies a command that may not be refused.
 func must(t testing.TB, mc *machine, cmd *storagev1.MetadataCommand) *result {
 	t.Helper()
-	cmd.Rules = rules
+	cmd.Rules = Rules
 	b, err := proto.Marshal(cmd)
 	if err != nil {
 		t.Fatal(err)
@@ -479,9 +479,9 @@ func TestClock(t *testing.T) {
 func TestNewerIsRefused(t *testing.T) {
 	var bad *ErrFormat
 	for what, cmd := range map[string]*storagev1.MetadataCommand{
-		"newer rules": {Rules: rules + 1, Command: &storagev1.MetadataCommand_Bootstrap{Bootstrap: &storagev1.Bootstrap{ClusterId: "x"}}},
+		"newer rules": {Rules: Rules + 1, Command: &storagev1.MetadataCommand_Bootstrap{Bootstrap: &storagev1.Bootstrap{ClusterId: "x"}}},
 		"no rules":    {Command: &storagev1.MetadataCommand_Bootstrap{Bootstrap: &storagev1.Bootstrap{ClusterId: "x"}}},
-		"no command":  {Rules: rules},
+		"no command":  {Rules: Rules},
 	} {
 		b, _ := proto.Marshal(cmd)
 		mc := newMachine()

@@ -386,3 +386,28 @@ func without[T any, K cmp.Ordered](s []*T, key K, of func(*T) K) []*T {
 	out := make([]*T, 0, len(s)-1)
 	return append(append(out, s[:i]...), s[i+1:]...)
 }
+
+// Rules are the newest rules of commands that every node applies, with which the
+// log is written. They only go up: a node that applies less is not let in.
+func (m *Map) Rules() uint32 {
+	least := uint32(0)
+	for _, n := range m.nodes {
+		if n.State == Active || n.State == Draining {
+			if r := n.applies(); least == 0 || r < least {
+				least = r
+			}
+		}
+	}
+	if least == 0 {
+		return Rules // no node has said anything
+	}
+	return least
+}
+
+// older tells that a node is of an older version than the map is written for.
+func (m *Map) older(n partition.NodeID, at Address) *ErrOldRules {
+	if r := m.Rules(); len(m.nodes) > 0 && at.applies() < r {
+		return &ErrOldRules{Node: n, Applies: at.applies(), Rules: r}
+	}
+	return nil
+}

@@ -56,7 +56,11 @@ type Address struct {
 	API   string // where clients reach it, a URL; empty: nowhere
 	Zone  string // nodes of one zone may fail together
 	Life  uint64 // a random number of that start; 0: not known
+	Rules uint32 // the newest rules that it applies; 0: toldRules
 }
+
+// applies is the newest rules that the node applies.
+func (at Address) applies() uint32 { return max(at.Rules, toldRules) }
 
 // Start is one start of a node's store. Of two copies of a folder each makes starts
 // of its own, with the same boot numbers and other lives.

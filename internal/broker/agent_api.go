@@ -129,6 +129,7 @@ func (a *agent) admit(ctx context.Context, req *nodev1.AdmitRequest) (*coordinat
 		token *coordinator.ErrToken
 		gone  *coordinator.ErrNodeGone
 		old   *coordinator.ErrOldBoot
+		rules *coordinator.ErrOldRules
 		limit *coordinator.ErrLimit
 		bad   *coordinator.ErrInvalid
 	)
@@ -142,6 +143,8 @@ func (a *agent) admit(ctx context.Context, req *nodev1.AdmitRequest) (*coordinat
 		reason = peer.NotMember
 	case errors.As(err, &old):
 		reason = peer.OlderBoot
+	case errors.As(err, &rules):
+		reason = peer.UnknownVersion
 	case errors.As(err, &limit):
 		reason = peer.Failed
 	case errors.As(err, &bad):
@@ -195,9 +198,9 @@ func (a *agent) onJoin(ctx context.Context, secret, request []byte) ([]byte, err
 }
 
 func addressTo(a coordinator.Address) *nodev1.NodeAddress {
-	return &nodev1.NodeAddress{Store: a.Store, Boot: a.Boot, Peer: a.Peer, Api: a.API, Zone: a.Zone, Life: a.Life}
+	return &nodev1.NodeAddress{Store: a.Store, Boot: a.Boot, Peer: a.Peer, Api: a.API, Zone: a.Zone, Life: a.Life, Rules: a.Rules}
 }
 
 func addressFrom(a *nodev1.NodeAddress) coordinator.Address {
-	return coordinator.Address{Store: a.GetStore(), Boot: a.GetBoot(), Peer: a.GetPeer(), API: a.GetApi(), Zone: a.GetZone(), Life: a.GetLife()}
+	return coordinator.Address{Store: a.GetStore(), Boot: a.GetBoot(), Peer: a.GetPeer(), API: a.GetApi(), Zone: a.GetZone(), Life: a.GetLife(), Rules: a.GetRules()}
 }

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/peer"
 	"github.com/strandmq/strandmq/partition"
 	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
@@ -31,6 +32,7 @@ type ClusterConfig struct {
 
 	clock    func() time.Time // of the connections, set by tests
 	versions [2]uint16        // the same
+	rules    uint32           // that the node applies, the same
 }
 
 // The files that a node of a cluster has beside its store.
@@ -158,4 +160,12 @@ func homeNodes(known []*nodev1.KnownNode) (out []homeNode) {
 		out = append(out, homeNode{Node: n.GetNode(), Address: a.GetPeer(), Store: a.GetStore(), Boot: a.GetBoot(), Life: a.GetLife()})
 	}
 	return out
+}
+
+// rules are the newest of the metadata log that this node applies.
+func (c Config) rules() uint32 {
+	if c.Cluster != nil && c.Cluster.rules != 0 {
+		return c.Cluster.rules
+	}
+	return coordinator.Rules
 }

@@ -184,7 +184,7 @@ func joinError(at string, err error) error {
 
 // address is where this node is. Before there are connections, port 0 is nowhere.
 func (a *agent) address() coordinator.Address {
-	at := coordinator.Address{Store: a.b.store.ID(), Boot: a.b.store.Boot(), API: a.b.URL(), Zone: a.home.Zone, Life: a.life, Peer: or(a.home.Address, a.home.Listen)}
+	at := coordinator.Address{Store: a.b.store.ID(), Boot: a.b.store.Boot(), API: a.b.URL(), Zone: a.home.Zone, Life: a.life, Rules: a.b.cfg.rules(), Peer: or(a.home.Address, a.home.Listen)}
 	if strings.HasSuffix(at.Peer, ":0") {
 		at.Peer = ""
 	}
@@ -255,7 +255,7 @@ func (a *agent) found(ctx context.Context) error {
 			return err
 		}
 	}
-	if _, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot(), Life: a.life}, a.earlier...); err != nil {
+	if _, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot(), Life: a.life, Rules: b.cfg.rules()}, a.earlier...); err != nil {
 		return err
 	}
 	if err := writeHome(b.cfg.DataDir, a.home); err != nil {
@@ -282,7 +282,7 @@ func (a *agent) announce(ctx context.Context) error {
 			break
 		}
 		switch reasonOf(err) {
-		case "NODE_ACTIVE", "NODE_GONE", "UNKNOWN_NODE", "BAD_VALUE":
+		case "NODE_ACTIVE", "NODE_GONE", "NODE_OLDER", "UNKNOWN_NODE", "BAD_VALUE":
 			a.refusedStart()
 			return &StartError{Reason: NodeRefused, Text: "the cluster refuses this node: " + wordsOf(err), Err: err}
 		}

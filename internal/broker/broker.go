@@ -227,6 +227,7 @@ func (b *Broker) openHost() error {
 		}
 		app, err := coordinator.NewApp(rows, coordinator.Config{
 			SessionTimeout: partition.Millis(b.cfg.SessionTimeout.Milliseconds()), Node: b.cfg.Node, Board: board, Balance: b.cfg.Balance,
+			Rules: b.cfg.rules(),
 		})
 		if err == nil {
 			// Those that a snapshot makes later show on the same board.
@@ -283,7 +284,7 @@ func (b *Broker) openMetadata(ctx context.Context) error {
 	if _, err := b.coord.Bootstrap(ctx, ""); err != nil {
 		return err
 	}
-	_, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot()})
+	_, err := b.coord.Found(ctx, coordinator.Address{Store: b.store.ID(), Boot: b.store.Boot(), Rules: b.cfg.rules()})
 	return err
 }
 

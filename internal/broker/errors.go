@@ -83,6 +83,7 @@ var table = []row{
 	{"NODE_HOLDS", "failed_precondition", "The node has replicas, or the only replica of something.", "Drain it and wait until it has none; the message says how many it has."},
 	{"NODE_GONE", "failed_precondition", "The node was removed, or its disk was given up; it never comes back.", "Start it on an empty data folder, as a new node."},
 	{"NODE_NOT_ACTIVE", "failed_precondition", "The node is given no replicas.", "Choose an active node, or end its draining."},
+	{"NODE_OLDER", "failed_precondition", "The node runs an older version of the broker than the cluster writes for, since all nodes were upgraded.", "Run the version of the other nodes on it."},
 	{"NODE_ACTIVE", "failed_precondition", "The data folder is not that of the node that it claims to be, or an older copy of it.", "Start each node on its own folder; after the loss of a disk let a new node join."},
 	{"NO_PEERS", "failed_precondition", "No node of the cluster listens for other nodes, so none can join it.", "There is nothing to join: the cluster is this node."},
 	{"BAD_JOIN_TOKEN", "permission_denied", "The join token is unknown, used, or past its time.", "Have a node of the cluster make a new one."},

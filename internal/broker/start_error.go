@@ -63,6 +63,7 @@ func startError(err error, store logstore.Config) error {
 		full    *logstore.ErrDiskFull
 		another *coordinator.ErrNodeActive
 		oldBoot *coordinator.ErrOldBoot
+		older   *coordinator.ErrOldRules
 		gone    *coordinator.ErrNodeGone
 	)
 	reason, text := StartFailed, ""
@@ -89,7 +90,7 @@ func startError(err error, store logstore.Config) error {
 			"the folder %s is damaged: %s, does not read: %s; nothing was changed: restore the folder from a backup, or, where other nodes of a cluster have it, join anew with an empty folder and replace this node", store.Dir, what, stopped.Why)}
 	case errors.As(err, &stopped):
 		reason = FolderDamaged
-	case errors.As(err, &another), errors.As(err, &oldBoot), errors.As(err, &gone):
+	case errors.As(err, &another), errors.As(err, &oldBoot), errors.As(err, &older), errors.As(err, &gone):
 		reason = NodeRefused
 	case errors.As(err, &access):
 		reason = FolderAccess

@@ -344,6 +344,7 @@ func nodeError(err error) *refusal {
 		replication *coordinator.ErrReplication
 		active      *coordinator.ErrNodeActive
 		oldBoot     *coordinator.ErrOldBoot
+		older       *coordinator.ErrOldRules
 		last        *coordinator.ErrLastNode
 		gone        *coordinator.ErrNodeGone
 		notActive   *coordinator.ErrNotActive
@@ -356,6 +357,8 @@ func nodeError(err error) *refusal {
 		return refuse("REPLICATION", "config.replication", "%s", err)
 	case errors.As(err, &active), errors.As(err, &oldBoot):
 		return refuse("NODE_ACTIVE", "node", "%s", err)
+	case errors.As(err, &older):
+		return refuse("NODE_OLDER", "node", "%s", err)
 	case errors.As(err, &last):
 		return refuse("LAST_NODE", "node", "%s", err)
 	case errors.As(err, &gone):

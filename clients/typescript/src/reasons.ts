@@ -45,6 +45,7 @@ export const brokerReasons = [
   "NODE_HOLDS",
   "NODE_GONE",
   "NODE_NOT_ACTIVE",
+  "NODE_OLDER",
   "NODE_ACTIVE",
   "NO_PEERS",
   "BAD_JOIN_TOKEN",

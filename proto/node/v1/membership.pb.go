@@ -37,7 +37,9 @@ type NodeAddress struct {
 	// A random number of that start.
 	Life uint64 `protobuf:"varint,6,opt,name=life,proto3" json:"life,omitempty"`
 	// The earlier starts that the store knows of, in order.
-	Earlier       []*NodeStart `protobuf:"bytes,7,rep,name=earlier,proto3" json:"earlier,omitempty"`
+	Earlier []*NodeStart `protobuf:"bytes,7,rep,name=earlier,proto3" json:"earlier,omitempty"`
+	// The newest rules of the metadata log that it applies.
+	Rules         uint32 `protobuf:"varint,8,opt,name=rules,proto3" json:"rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -119,6 +121,13 @@ func (x *NodeAddress) GetEarlier() []*NodeStart {
 		return x.Earlier
 	}
 	return nil
+}
+
+func (x *NodeAddress) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
+	}
+	return 0
 }
 
 // NodeStart is one start of a node's store.
@@ -1080,7 +1089,7 @@ var File_node_v1_membership_proto protoreflect.FileDescriptor
 
 const file_node_v1_membership_proto_rawDesc = "" +
 	"\n" +
-	"\x18node/v1/membership.proto\x12\anode.v1\"\xb3\x01\n" +
+	"\x18node/v1/membership.proto\x12\anode.v1\"\xc9\x01\n" +
 	"\vNodeAddress\x12\x14\n" +
 	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x04R\x04boot\x12\x12\n" +
@@ -1088,7 +1097,8 @@ const file_node_v1_membership_proto_rawDesc = "" +
 	"\x03api\x18\x04 \x01(\tR\x03api\x12\x12\n" +
 	"\x04zone\x18\x05 \x01(\tR\x04zone\x12\x12\n" +
 	"\x04life\x18\x06 \x01(\x04R\x04life\x12,\n" +
-	"\aearlier\x18\a \x03(\v2\x12.node.v1.NodeStartR\aearlier\"3\n" +
+	"\aearlier\x18\a \x03(\v2\x12.node.v1.NodeStartR\aearlier\x12\x14\n" +
+	"\x05rules\x18\b \x01(\rR\x05rules\"3\n" +
 	"\tNodeStart\x12\x12\n" +
 	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x12\n" +
 	"\x04life\x18\x02 \x01(\x04R\x04life\"u\n" +

@@ -1881,7 +1881,10 @@ type NodeAddress struct {
 	// Nodes of one zone may fail together. Empty is a zone like any other.
 	Zone string `protobuf:"bytes,5,opt,name=zone,proto3" json:"zone,omitempty"`
 	// A random number of that start. 0: a version that made none.
-	Life          uint64 `protobuf:"varint,6,opt,name=life,proto3" json:"life,omitempty"`
+	Life uint64 `protobuf:"varint,6,opt,name=life,proto3" json:"life,omitempty"`
+	// The newest rules of commands that it applies. 0: the first that there were when
+	// nodes began to say so.
+	Rules         uint32 `protobuf:"varint,7,opt,name=rules,proto3" json:"rules,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1954,6 +1957,13 @@ func (x *NodeAddress) GetZone() string {
 func (x *NodeAddress) GetLife() uint64 {
 	if x != nil {
 		return x.Life
+	}
+	return 0
+}
+
+func (x *NodeAddress) GetRules() uint32 {
+	if x != nil {
+		return x.Rules
 	}
 	return 0
 }
@@ -4299,14 +4309,15 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"token_hash\x18\x01 \x01(\fR\ttokenHash\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\x04R\x04node\x121\n" +
 	"\aaddress\x18\x03 \x01(\v2\x17.storage.v1.NodeAddressR\aaddress\x12/\n" +
-	"\aearlier\x18\x04 \x03(\v2\x15.storage.v1.NodeStartR\aearlier\"\x85\x01\n" +
+	"\aearlier\x18\x04 \x03(\v2\x15.storage.v1.NodeStartR\aearlier\"\x9b\x01\n" +
 	"\vNodeAddress\x12\x14\n" +
 	"\x05store\x18\x01 \x01(\tR\x05store\x12\x12\n" +
 	"\x04boot\x18\x02 \x01(\x04R\x04boot\x12\x12\n" +
 	"\x04peer\x18\x03 \x01(\tR\x04peer\x12\x10\n" +
 	"\x03api\x18\x04 \x01(\tR\x03api\x12\x12\n" +
 	"\x04zone\x18\x05 \x01(\tR\x04zone\x12\x12\n" +
-	"\x04life\x18\x06 \x01(\x04R\x04life\"3\n" +
+	"\x04life\x18\x06 \x01(\x04R\x04life\x12\x14\n" +
+	"\x05rules\x18\a \x01(\rR\x05rules\"3\n" +
 	"\tNodeStart\x12\x12\n" +
 	"\x04boot\x18\x01 \x01(\x04R\x04boot\x12\x12\n" +
 	"\x04life\x18\x02 \x01(\x04R\x04life\"\x84\x01\n" +
