@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -108,36 +110,39 @@ func (x *Consumer) Run(ctx context.Context, handle Handler) error {
 	defer context.AfterFunc(x.c.ctx, cancel)()
 	r := &consuming{
 		x: x, way: newWay(x.c.servers), handle: handle, base: context.WithoutCancel(ctx), began: time.Now(),
-		hand:    newHand(x.topic, x.group, x.prefetch, x.most),
-		cancels: map[*task]context.CancelCauseFunc{},
-		// With a place for each handler, one that nobody waits for any more ends too.
-		finished: make(chan finished, x.most),
+		wake: make(chan struct{}, 1), gathered: time.NewTimer(time.Hour), hand: newHand(x.topic, x.group, x.prefetch, x.most),
 	}
+	r.work.L = &r.mu
 	return r.run(ctx)
 }
 
-// finished is a handler's end.
-type finished struct {
-	t *task
-	v verdict
-}
-
-// consuming is one Run. Everything belongs to its goroutine.
+// consuming is one Run: its goroutine, and those of handlers (see worker).
 type consuming struct {
-	x        *Consumer
-	way      *way
-	handle   Handler
-	base     context.Context //nolint:containedctx // of handlers
-	began    time.Time
-	hand     *hand
-	cancels  map[*task]context.CancelCauseFunc // of handlers that run
-	finished chan finished
+	x      *Consumer
+	way    *way
+	handle Handler
+	base   context.Context //nolint:containedctx // of handlers
+	began  time.Time
+	wake   chan struct{} // one place: there is something to tell
 
+	mu        sync.Mutex
+	hand      *hand          // guarded by mu
+	work      sync.Cond      // guarded by mu: those of idle wait for it
+	crew      sync.WaitGroup // goroutines for handlers
+	workers   int            // guarded by mu: how many
+	idle      int            // guarded by mu: of those, the ones that wait
+	coming    bool           // guarded by mu: one was woken, or begun, and has not looked yet
+	over      bool           // guarded by mu: they end
+	gathering bool           // guarded by mu: gathered was set
+	gathered  *time.Timer    // when what gathers is told
+
+	// Those of Run's goroutine.
 	s        *session // nil: none at the moment
 	left     bool     // leave was sent
 	failed   error    // why there will be no other session
 	draining bool
 	told     bool // the handlers' contexts have ended
+	due      bool // what gathered is to be told
 }
 
 func (r *consuming) now() int64 { return time.Since(r.began).Milliseconds() }
@@ -153,33 +158,32 @@ func (r *consuming) run(ctx context.Context) error {
 		again.Stop()
 		limit.Stop()
 		tick.Stop()
+		r.gathered.Stop()
 		if r.s != nil {
 			r.s.cut(nil)
 			<-r.s.over
 		}
 		r.way.close()
-		for _, cancel := range r.cancels {
-			cancel(ErrDraining)
-		}
+		r.dismiss()
 	}()
 	done := ctx.Done()
 	drain := func(d time.Duration) {
 		r.draining, done = true, nil
+		r.mu.Lock()
+		defer r.mu.Unlock()
 		r.hand.drain()
-		if r.hand.running == 0 {
+		if len(r.hand.running) == 0 {
 			d = min(d, graceTime)
 		}
 		limit.Reset(d)
 	}
 	for {
-		for t := r.hand.start(r.now()); t != nil; t = r.hand.start(r.now()) {
-			r.begin(t)
-		}
-		if r.draining && r.end() {
+		running, shortest := r.speak()
+		// A session that is there is left before a drain is over.
+		if r.draining && running == 0 && r.s == nil {
 			return r.failed
 		}
-		r.speak()
-		if e := max(10, r.hand.every/8); r.hand.every > 0 && e < every {
+		if e := max(10, shortest/8); shortest > 0 && e < every {
 			every = e
 			tick.Reset(time.Duration(every) * time.Millisecond)
 		}
@@ -196,19 +200,18 @@ func (r *consuming) run(ctx context.Context) error {
 				waits.Reset()
 				r.x.c.log.Info("a session began", "topic", r.x.topic, "group", r.x.group, "member", r.x.member, "node", r.s.node.url, "session", f.GetSession())
 			}
-			gone, err := r.hand.arrive(f, r.now())
-			r.stop(gone, ErrLapsed)
-			if err != nil {
+			if err := r.arrive(f); err != nil {
 				r.s.cut(err)
 			}
 		case <-sent:
 			r.s.free = true
-		case f := <-r.finished:
-			r.cancels[f.t](nil)
-			delete(r.cancels, f.t)
-			r.hand.finish(f.t, f.v)
+		case <-r.wake:
+		case <-r.gathered.C:
+			r.mu.Lock()
+			r.gathering, r.due = false, true
+			r.mu.Unlock()
 		case <-tick.C:
-			r.stop(r.hand.tick(r.now()), ErrLapsed)
+			r.change(func(h *hand) []*task { return h.tick(r.now()) })
 		case err := <-over:
 			wait := r.lost(err, waits.NextBackOff)
 			switch {
@@ -224,10 +227,48 @@ func (r *consuming) run(ctx context.Context) error {
 		case <-done:
 			drain(r.x.drain)
 		case <-limit.C:
-			if !r.late(limit) {
-				return errors.Join(r.failed, fmt.Errorf("strandmq: %d handlers have not returned in time; their messages were given back and may be handled elsewhere meanwhile", r.hand.running))
+			if running := r.late(limit); running > 0 {
+				return errors.Join(r.failed, fmt.Errorf("strandmq: %d handlers have not returned in time; their messages were given back and may be handled elsewhere meanwhile", running))
 			}
 		}
+	}
+}
+
+// change does something that may give deliveries, and take some away from handlers.
+func (r *consuming) change(what func(*hand) (gone []*task)) {
+	r.mu.Lock()
+	gone := what(r.hand)
+	r.rouse()
+	r.gather()
+	r.mu.Unlock()
+	stop(gone, ErrLapsed)
+}
+
+// arrive takes a frame.
+func (r *consuming) arrive(f *strandmqv1.ConsumeResponse) error {
+	now := r.now()
+	u, err := unpack(f, r.x.topic, r.x.group, now)
+	if err != nil {
+		return err
+	}
+	r.change(func(h *hand) (gone []*task) {
+		gone, err = h.arrive(u, now)
+		return gone
+	})
+	return err
+}
+
+// dismiss has the goroutines of handlers end: those that wait now, the others when their
+// handlers return.
+func (r *consuming) dismiss() {
+	r.mu.Lock()
+	r.over = true
+	r.work.Broadcast()
+	running := slices.Clone(r.hand.running)
+	r.mu.Unlock()
+	stop(running, ErrDraining)
+	if len(running) == 0 {
+		r.crew.Wait()
 	}
 }
 
@@ -242,11 +283,16 @@ func (r *consuming) join() {
 	})
 }
 
-// speak gives the writer the next frame, if it is free.
-func (r *consuming) speak() {
-	if r.s == nil || !r.s.open || !r.s.free || r.left {
-		return
+// speak gives the writer the next frame, if it is free and there is enough to tell, or
+// what gathered is due. It tells how many handlers run, and the shortest ack deadline.
+func (r *consuming) speak() (running int, shortest int64) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	running, shortest = len(r.hand.running), r.hand.every
+	if r.s == nil || !r.s.open || !r.s.free || r.left || !r.due && !r.hand.pressing() {
+		return running, shortest
 	}
+	r.due = false
 	f := r.hand.frame()
 	if f == nil && r.draining && r.hand.idle() {
 		f = &strandmqv1.ConsumeRequest{Leave: true}
@@ -256,36 +302,14 @@ func (r *consuming) speak() {
 		r.s.free = false
 		r.s.out <- f
 	}
-}
-
-// begin starts a handler.
-func (r *consuming) begin(t *task) {
-	ctx, cancel := context.WithCancelCause(r.base)
-	r.cancels[t] = cancel
-	go func() {
-		err := r.x.c.observed.call(ctx, r.handle, t.Delivery)
-		var p *panicked
-		if errors.As(err, &p) {
-			r.x.c.log.Error("a handler panicked", "topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "panic", p.value, "stack", string(p.stack))
-		}
-		r.finished <- finished{t, judge(ctx, err)}
-	}()
-}
-
-// stop tells handlers why they should end.
-func (r *consuming) stop(ts []*task, why error) {
-	for _, t := range ts {
-		if cancel := r.cancels[t]; cancel != nil {
-			cancel(why)
-		}
-	}
+	return running, shortest
 }
 
 // lost notes that the session ended, and gives the wait before the next one.
 func (r *consuming) lost(err error, next func() time.Duration) time.Duration {
 	n := r.s.node
 	r.s = nil
-	r.stop(r.hand.closed(), ErrLapsed)
+	r.change((*hand).closed)
 	if r.left {
 		return 0
 	}
@@ -306,32 +330,25 @@ func (r *consuming) lost(err error, next func() time.Duration) time.Duration {
 	return wait
 }
 
-// end tells whether a drain is over.
-func (r *consuming) end() bool {
-	if r.hand.running > 0 {
-		return false
-	}
-	return r.s == nil // a session that is there is left first
-}
-
 // late goes on when a drain takes too long: first the handlers' contexts end, then
-// nobody waits any more.
-func (r *consuming) late(limit *time.Timer) bool {
+// nobody waits any more, and it tells how many there are.
+func (r *consuming) late(limit *time.Timer) (abandoned int) {
 	limit.Reset(graceTime)
+	r.mu.Lock()
+	running := slices.Clone(r.hand.running)
+	r.mu.Unlock()
 	switch {
-	case r.hand.running == 0 && r.s != nil:
+	case len(running) == 0 && r.s != nil:
 		// The broker does not confirm: what was settled may come again.
 		r.s.cut(&Error{Message: "the broker did not confirm in time that the member left", passes: true})
-		return true
+		return 0
 	case !r.told:
 		r.told = true
-		for _, cancel := range r.cancels {
-			cancel(ErrDraining)
-		}
-		return true
+		stop(running, ErrDraining)
+		return 0
 	}
 	r.abandon()
-	return false
+	return len(running)
 }
 
 // abandon leaves although handlers still run.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -123,7 +124,7 @@ func TestVerdicts(t *testing.T) {
 	b.Topic(t, "orders", 1)
 	group(t, b.Client, "orders", "g", &strandmqv1.GroupPolicy{MaxAttempts: ptr(uint32(3)), BackoffMs: ptr(int64(1)), BreakerFailedPercent: ptr(uint32(0))})
 	p := publisher(t, b.Client, "orders")
-	for _, key := range []string{"fine", "fails", "panics", "rejected", "later", "goes"} {
+	for _, key := range []string{"fine", "fails", "panics", "rejected", "later", "goes", "leaves"} {
 		if _, err := p.Publish(within(t), client.Message{Key: key}); err != nil {
 			t.Fatal(err)
 		}
@@ -149,6 +150,10 @@ func TestVerdicts(t *testing.T) {
 			if d.Attempt == 1 {
 				panic(nil) //nolint:govet // as a handler might
 			}
+		case "leaves":
+			if d.Attempt == 1 {
+				runtime.Goexit()
+			}
 		}
 		return nil
 	})
@@ -159,9 +164,31 @@ func TestVerdicts(t *testing.T) {
 	if err := stop(); err != nil {
 		t.Error(err)
 	}
-	want := map[string]uint32{"fine": 1, "fails": 3, "panics": 3, "rejected": 1, "later": 2, "goes": 2}
+	want := map[string]uint32{"fine": 1, "fails": 3, "panics": 3, "rejected": 1, "later": 2, "goes": 2, "leaves": 2}
 	if fmt.Sprint(attempts) != fmt.Sprint(want) {
 		t.Errorf("attempts %v, want %v", attempts, want)
+	}
+}
+
+// What is settled is told, also while every handler is busy, more waits, and nothing comes.
+func TestSettlesWhileHandlersRun(t *testing.T) {
+	b := strandmqtest.Start(t)
+	b.Topic(t, "orders", 1)
+	group(t, b.Client, "orders", "g", &strandmqv1.GroupPolicy{AckDeadlineMs: ptr((10 * time.Minute).Milliseconds())}) // nothing has to be extended
+	publishes(t, b.Client, "orders", 5, 5)
+	var handled atomic.Int32
+	settled := make(chan struct{})
+	stop := runs(t, consumer(t, b.Client, "orders", "g", client.WithConcurrency(1)), func(context.Context, *client.Delivery) error {
+		if handled.Add(1) == 2 {
+			<-settled
+		}
+		return nil
+	})
+	until(t, "the ack of the first", func() bool { return counts(t, b.Client, "orders", "g").GetLag() == 4 })
+	close(settled)
+	until(t, "all", func() bool { return counts(t, b.Client, "orders", "g").GetLag() == 0 })
+	if err := stop(); err != nil {
+		t.Error(err)
 	}
 }
 

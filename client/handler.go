@@ -81,21 +81,21 @@ func call(ctx context.Context, h Handler, d *Delivery) (err error) {
 	return err
 }
 
-// judge makes a verdict of what a handler returned.
-func judge(ctx context.Context, err error) verdict {
+// judge makes a verdict of what a handler returned. ended is why its context has ended.
+func judge(ended, err error) *verdict {
 	var r *rejection
 	var l *later
 	switch {
 	case err == nil:
 		return ackIt
 	case errors.As(err, &r):
-		return verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_REJECT, reason: reason(err)}
-	case errors.Is(context.Cause(ctx), ErrDraining):
+		return &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_REJECT, reason: reason(err)}
+	case errors.Is(ended, ErrDraining):
 		return releaseIt
 	case errors.As(err, &l):
-		return verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_NACK, delay: l.d, reason: reason(err)}
+		return &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_NACK, delay: l.d, reason: reason(err)}
 	}
-	return verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_NACK, reason: reason(err)}
+	return &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_NACK, reason: reason(err)}
 }
 
 // reason is an error's text as it may be stored.

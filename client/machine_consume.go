@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -27,25 +26,32 @@ type verdict struct {
 
 // The verdicts without words.
 var (
-	ackIt     = verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_ACK}
-	releaseIt = verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_RELEASE}
+	ackIt     = &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_ACK}
+	releaseIt = &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_RELEASE}
+	extendIt  = &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_EXTEND}
 )
 
 // task is a delivery in this member's hands. Its fields are the hand's; the
 // handler has the Delivery.
 type task struct {
-	*Delivery
-	number    uint64 // on its stream
-	firstSeen int64  // milliseconds by the broker's clock, as it was sent
-	state     taskState
-	verdict   verdict
-	told      bool  // its settlement was sent
-	againAt   int64 // when a settlement that was refused for now is sent again; 0: it was not
-	every     int64 // the ack deadline, in milliseconds
-	renewAt   int64 // milliseconds by our clock
-	lapsesAt  int64
-	lost      bool // it is this member's no longer; the handler may still run
+	Delivery
+	handling handling // the handler's context; not the hand's
+	number   uint64   // on its stream
+	verdict  *verdict
+	againAt  int64 // when a settlement that was refused for now is sent again; 0: it was not
+	every    int64 // the ack deadline, in milliseconds
+	renewAt  int64 // milliseconds by our clock
+	lapsesAt int64
+	at       int32 // in hand.running, while a handler has it
+	state    taskState
+	told     bool // its settlement was sent
+	lost     bool // it is this member's no longer; the handler may still run
+
+	nextNumber, nextPlace *task // of held
 }
+
+// firstSeen is when the group had the message first, as the broker said.
+func (t *task) firstSeen() int64 { return t.FirstSeen.UnixMilli() }
 
 type taskState uint8
 
@@ -69,7 +75,8 @@ type remembered struct {
 
 // hand decides for a consumer: which delivery a handler may have, what is settled,
 // how many more may come, and what a lost session leaves behind. It is a value
-// without lock, clock and network: the goroutine of Consumer.Run owns it.
+// without lock, clock and network: it belongs to who has the lock of the consumer.
+// Time passes for it by arrive and tick, which comes eight times in an ack deadline.
 //
 //	frame ─► arrive ─► waiting ─start─► running ─finish─► settling ─frame─► broker
 //	             │                         │ lost           ▲ confirm ◄──┘
@@ -89,16 +96,16 @@ type hand struct {
 	most         int // handlers at once
 	draining     bool
 
-	held    map[uint64]*task // of the session, by number, until confirmed
-	places  map[place]*task  // the same by message
-	waiting []*task          // in the order in which they came
-	running int              // handlers, of lost deliveries too
-	credits int              // to be given
-	settle  []*task          // to be told
-	renew   []*task          // to be extended
+	held    held    // of the session, until confirmed
+	waiting []*task // in the order in which they came
+	running []*task // that handlers have, lost ones too, in no order
+	credits int     // to be given
+	settle  []*task // to be told
+	renew   []*task // to be extended
 
-	keys       map[string][]*task // that handlers have, lost ones too, by key
-	lostPlaces map[place]int      // lost ones that handlers have, by message
+	now        int64         // when time last passed, in milliseconds by our clock
+	doubts     bool          // some of running were doubtful then
+	lostPlaces map[place]int // lost ones that handlers have, by message
 	acked      map[place]remembered
 	oldest     []place // of acked, in the order in which they were remembered
 
@@ -109,60 +116,33 @@ type hand struct {
 func newHand(topic, group string, prefetch, most int) *hand {
 	return &hand{
 		topic: topic, group: group, prefetch: prefetch, most: most,
-		held: map[uint64]*task{}, places: map[place]*task{}, keys: map[string][]*task{}, lostPlaces: map[place]int{}, acked: map[place]remembered{},
+		held: newHeld(), lostPlaces: map[place]int{}, acked: map[place]remembered{},
 	}
 }
 
 // arrive takes the deliveries and results of one frame. gone are those whose
 // handlers should stop. An error means that the broker does not keep to the
 // protocol.
-func (h *hand) arrive(f *strandmqv1.ConsumeResponse, now int64) (gone []*task, err error) {
-	for _, r := range f.GetSettled() {
+func (h *hand) arrive(u unpacked, now int64) (gone []*task, err error) {
+	defer h.pass(now)
+	for _, r := range u.settled {
 		out, err := h.confirm(r, now)
 		gone = append(gone, out...)
 		if err != nil {
 			return gone, err
 		}
 	}
-	for _, b := range f.GetBatches() {
-		out, err := h.batch(b, now)
-		gone = append(gone, out...)
-		if err != nil {
-			return gone, err
-		}
+	if u.every > 0 && (h.every == 0 || u.every < h.every) {
+		h.every = u.every
 	}
-	return gone, nil
-}
-
-// batch takes the deliveries of one partition.
-func (h *hand) batch(b *strandmqv1.DeliveryBatch, now int64) (gone []*task, err error) {
-	records, rest, err := record.Parse(b.GetRecords())
-	if err != nil || len(rest) > 0 {
-		return nil, &Error{Message: fmt.Sprintf("the broker sent deliveries that cannot be read: %v", err), err: err}
-	}
-	every := max(1, b.GetDeadlineMs()-b.GetHandedMs())
-	if h.every == 0 || every < h.every {
-		h.every = every
-	}
-	offset := b.GetFirstOffset()
-	records.Each(func(i int, r record.Raw) bool {
-		if i > 0 {
-			offset += uint64(at(b.GetOffsetSteps(), i-1, 1))
+	for _, t := range u.tasks {
+		if h.held.number(t.number) != nil {
+			return gone, &Error{Message: fmt.Sprintf("the broker gave two deliveries the number %d", t.number)}
 		}
-		t := &task{
-			Delivery: deliveryOf(b, i, offset, records.PublishTime(), r),
-			number:   b.GetFirstNumber() + uint64(i), firstSeen: at(b.GetFirstSeenMs(), i, b.GetHandedMs()),
-			every: every, renewAt: now + every/2, lapsesAt: now + every,
-		}
-		t.Topic, t.Group = h.topic, h.group
-		if h.held[t.number] != nil {
-			err = &Error{Message: fmt.Sprintf("the broker gave two deliveries the number %d", t.number)}
-			return false
-		}
-		if old := h.places[t.place()]; old != nil && h.lose(old) { // it lapsed
+		if old := h.held.place(t.place()); old != nil && h.lose(old) { // it lapsed
 			gone = append(gone, old)
 		}
-		h.held[t.number], h.places[t.place()] = t, t
+		h.held.put(t)
 		switch {
 		case h.recall(t):
 			h.decide(t, ackIt)
@@ -171,9 +151,14 @@ func (h *hand) batch(b *strandmqv1.DeliveryBatch, now int64) (gone []*task, err 
 		default:
 			h.waiting = append(h.waiting, t)
 		}
-		return true
-	})
-	return gone, err
+	}
+	return gone, nil
+}
+
+// pass notes how late it is.
+func (h *hand) pass(now int64) {
+	h.now = now
+	h.doubts = slices.ContainsFunc(h.running, h.doubtful)
 }
 
 // recall tells whether a handler was done with the message and its ack got lost. If
@@ -187,19 +172,23 @@ func (h *hand) recall(t *task) bool {
 	}
 	delete(h.acked, p)
 	h.oldest = slices.DeleteFunc(h.oldest, func(x place) bool { return x == p })
-	return r.firstSeen == t.firstSeen && r.attempt <= t.Attempt
+	return r.firstSeen == t.firstSeen() && r.attempt <= t.Attempt
 }
 
 func (t *task) place() place { return place{t.Partition, t.Offset} }
 
+// ready tells whether there is work for one more handler, as far as can be told without
+// looking for doubts.
+func (h *hand) ready() bool { return len(h.waiting) > 0 && len(h.running) < h.most }
+
 // start gives the next delivery that a handler may have; nil: none.
-func (h *hand) start(now int64) *task {
-	if h.running >= h.most {
+func (h *hand) start() *task {
+	if len(h.running) >= h.most {
 		return nil
 	}
 	for i := 0; i < len(h.waiting); i++ {
 		t := h.waiting[i]
-		if h.lostPlaces[t.place()] > 0 || slices.ContainsFunc(h.keys[t.Key], func(r *task) bool { return r.doubtful(now) }) {
+		if h.doubts && h.inDoubt(t) {
 			continue
 		}
 		if i == 0 {
@@ -214,27 +203,29 @@ func (h *hand) start(now int64) *task {
 			i--
 			continue
 		}
-		t.state = taskRuns
-		h.running++
-		if t.Key != "" {
-			h.keys[t.Key] = append(h.keys[t.Key], t)
-		}
+		t.state, t.at = taskRuns, int32(len(h.running))
+		h.running = append(h.running, t)
 		return t
 	}
 	return nil
 }
 
-// doubtful tells whether the broker may have given the delivery up.
-func (t *task) doubtful(now int64) bool { return t.lost || t.lapsesAt-now < t.every/4 }
+// inDoubt tells whether a handler has the message, or one of its key, whose delivery may
+// be somebody else's by now.
+func (h *hand) inDoubt(t *task) bool {
+	return h.lostPlaces[t.place()] > 0 || t.Key != "" && slices.ContainsFunc(h.running, func(r *task) bool { return r.Key == t.Key && h.doubtful(r) })
+}
+
+// doubtful tells whether the broker may have given the delivery up: by now, or before
+// time passes the next time.
+func (h *hand) doubtful(t *task) bool { return t.lost || t.lapsesAt-h.now < t.every*3/8 }
 
 // finish takes what a handler decided.
-func (h *hand) finish(t *task, v verdict) {
-	h.running--
-	if list := slices.DeleteFunc(h.keys[t.Key], func(x *task) bool { return x == t }); len(list) > 0 {
-		h.keys[t.Key] = list
-	} else {
-		delete(h.keys, t.Key)
-	}
+func (h *hand) finish(t *task, v *verdict) {
+	last := len(h.running) - 1
+	h.running[t.at], h.running[last].at = h.running[last], t.at
+	h.running[last] = nil
+	h.running = h.running[:last]
 	if !t.lost {
 		h.decide(t, v)
 		return
@@ -251,7 +242,7 @@ func count[K comparable](m map[K]int, k K, n int) {
 }
 
 // decide settles a delivery of the session that is open.
-func (h *hand) decide(t *task, v verdict) {
+func (h *hand) decide(t *task, v *verdict) {
 	t.state, t.verdict = taskSettling, v
 	h.settle = append(h.settle, t)
 	if !h.draining {
@@ -261,7 +252,7 @@ func (h *hand) decide(t *task, v verdict) {
 
 // remember keeps an ack that the broker may not have heard of. What asks for
 // another attempt has it, and a reject that was heard of may be replayed.
-func (h *hand) remember(t *task, v verdict) {
+func (h *hand) remember(t *task, v *verdict) {
 	if v != ackIt {
 		return
 	}
@@ -269,7 +260,7 @@ func (h *hand) remember(t *task, v verdict) {
 	if _, ok := h.acked[p]; !ok {
 		h.oldest = append(h.oldest, p)
 	}
-	h.acked[p] = remembered{t.Attempt, t.firstSeen}
+	h.acked[p] = remembered{t.Attempt, t.firstSeen()}
 	if len(h.oldest) > mostAcked {
 		delete(h.acked, h.oldest[0])
 		h.oldest = h.oldest[1:]
@@ -283,7 +274,7 @@ func (h *hand) confirm(r *strandmqv1.SettleRunResult, now int64) (gone []*task, 
 		return nil, &Error{Message: fmt.Sprintf("the broker settled deliveries %d to %d at once", first, last)}
 	}
 	for n := first; n <= last; n++ {
-		t := h.held[n]
+		t := h.held.number(n)
 		switch {
 		case t == nil: // an extend that was overtaken by the settlement
 		case r.GetDeadline() != nil: // extended
@@ -291,7 +282,7 @@ func (h *hand) confirm(r *strandmqv1.SettleRunResult, now int64) (gone []*task, 
 		case passing(r.GetProblem()): // nothing changed, or nobody knows yet
 			h.putOff(t, now+max(leastPutOff, r.GetProblem().GetRetryAfterMs()))
 		case t.told && r.GetProblem().GetReason() != "HELD_TOO_LONG": // which is of an extend
-			h.drop(t)
+			h.held.drop(t)
 			if r.GetProblem() != nil {
 				h.late++
 			}
@@ -328,7 +319,7 @@ func (h *hand) putOff(t *task, at int64) {
 // lose takes a delivery out of this member's hands, and tells whether a handler
 // still has it.
 func (h *hand) lose(t *task) bool {
-	h.drop(t)
+	h.held.drop(t)
 	switch t.state {
 	case taskWaits:
 		h.waiting = slices.DeleteFunc(h.waiting, func(x *task) bool { return x == t })
@@ -337,7 +328,7 @@ func (h *hand) lose(t *task) bool {
 		h.remember(t, t.verdict)
 		return false
 	case taskRuns:
-		t.lost = true
+		t.lost, h.doubts = true, true
 		count(h.lostPlaces, t.place(), 1)
 	}
 	if !h.draining {
@@ -346,17 +337,11 @@ func (h *hand) lose(t *task) bool {
 	return t.state == taskRuns
 }
 
-func (h *hand) drop(t *task) {
-	delete(h.held, t.number)
-	if p := t.place(); h.places[p] == t {
-		delete(h.places, p)
-	}
-}
-
 // tick extends what is half way to its deadline, gives up what is beyond, and tells again
 // what was refused for now.
 func (h *hand) tick(now int64) (gone []*task) {
-	for _, t := range h.held {
+	defer h.pass(now)
+	for _, t := range h.held.all() {
 		switch {
 		case t.state == taskSettling:
 			if t.againAt > 0 && now >= t.againAt {
@@ -377,7 +362,7 @@ func (h *hand) tick(now int64) (gone []*task) {
 
 // closed ends a session: whatever was in hand is lost.
 func (h *hand) closed() (gone []*task) {
-	for _, t := range h.held {
+	for _, t := range h.held.all() {
 		if h.lose(t) {
 			gone = append(gone, t)
 		}
@@ -397,11 +382,20 @@ func (h *hand) drain() {
 }
 
 // idle tells whether all that handlers did is settled.
-func (h *hand) idle() bool { return h.running == 0 && len(h.held) == 0 }
+func (h *hand) idle() bool { return len(h.running) == 0 && h.held.n == 0 }
+
+// unsaid tells whether there is something for a frame.
+func (h *hand) unsaid() bool { return len(h.settle) > 0 || len(h.renew) > 0 || h.credits > 0 }
+
+// pressing tells whether a frame should go out now, and not gather more: somebody waits
+// for it, or there is enough.
+func (h *hand) pressing() bool {
+	return h.draining || len(h.renew) > 0 || len(h.waiting) == 0 || len(h.settle) >= max(1, h.prefetch/4)
+}
 
 // frame gives the next frame to send; nil: there is nothing to tell.
 func (h *hand) frame() *strandmqv1.ConsumeRequest {
-	renew := slices.DeleteFunc(h.renew, func(t *task) bool { return t.lost || t.state == taskSettling || h.held[t.number] != t })
+	renew := slices.DeleteFunc(h.renew, func(t *task) bool { return t.lost || t.state == taskSettling || h.held.number(t.number) != t })
 	h.renew = nil
 	if len(h.settle) == 0 && len(renew) == 0 && h.credits == 0 {
 		return nil
@@ -411,15 +405,20 @@ func (h *hand) frame() *strandmqv1.ConsumeRequest {
 	n := min(len(h.settle), frameSettled/2)
 	told := h.settle[:n:n]
 	slices.SortFunc(told, byNumber)
-	left := runs(f, told, func(t *task) verdict { return t.verdict })
+	left := runs(f, told, func(t *task) *verdict { return t.verdict })
 	for _, t := range told[:len(told)-len(left)] {
 		t.told = true
 	}
-	h.settle = append(slices.Clone(left), h.settle[n:]...)
+	if len(left) == 0 && n == len(h.settle) {
+		clear(h.settle)
+		h.settle = h.settle[:0]
+	} else {
+		h.settle = append(slices.Clone(left), h.settle[n:]...)
+	}
 	if len(f.Settlements) < frameRuns {
 		renew = renew[:min(len(renew), frameSettled/2)]
 		slices.SortFunc(renew, byNumber)
-		runs(f, renew, func(*task) verdict { return verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_EXTEND} })
+		runs(f, renew, func(*task) *verdict { return extendIt })
 	}
 	return f
 }
@@ -436,13 +435,13 @@ func byNumber(a, b *task) int {
 
 // runs adds settlements to a frame, those of neighbours that fare alike as one,
 // and gives back what has no room.
-func runs(f *strandmqv1.ConsumeRequest, ts []*task, of func(*task) verdict) (left []*task) {
+func runs(f *strandmqv1.ConsumeRequest, ts []*task, of func(*task) *verdict) (left []*task) {
 	for i := 0; i < len(ts); {
 		if len(f.Settlements) == frameRuns {
 			return ts[i:]
 		}
 		v, k := of(ts[i]), i+1
-		for k < len(ts) && ts[k].number == ts[k-1].number+1 && of(ts[k]) == v {
+		for k < len(ts) && ts[k].number == ts[k-1].number+1 && *of(ts[k]) == *v {
 			k++
 		}
 		f.Settlements = append(f.Settlements, &strandmqv1.SettleRun{

@@ -42,7 +42,10 @@ func gives(t *testing.T, number uint64, attempt uint32, handed int64, list ...st
 
 func arrives(t *testing.T, h *hand, now int64, f *strandmqv1.ConsumeResponse) (gone []*task) {
 	t.Helper()
-	gone, err := h.arrive(f, now)
+	u, err := unpack(f, h.topic, h.group, now)
+	if err == nil {
+		gone, err = h.arrive(u, now)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -51,7 +54,8 @@ func arrives(t *testing.T, h *hand, now int64, f *strandmqv1.ConsumeResponse) (g
 
 // starts starts what may be started, and tells the keys.
 func starts(h *hand, now int64) (out []*task, keys string) {
-	for x := h.start(now); x != nil; x = h.start(now) {
+	h.pass(now)
+	for x := h.start(); x != nil; x = h.start() {
 		out, keys = append(out, x), keys+x.Key
 	}
 	return out, keys
@@ -93,13 +97,13 @@ func TestHandSettles(t *testing.T) {
 	wants(t, "started", keys, "abcd")
 	h.finish(ts[1], ackIt)
 	h.finish(ts[0], ackIt)
-	h.finish(ts[3], judge(t.Context(), errors.New("no")))
+	h.finish(ts[3], judge(nil, errors.New("no")))
 	wants(t, "the frame", said(h.frame()), "+3 ACK 1-2 NACK 4-4")
 	wants(t, "another frame", said(h.frame()), "nothing")
 	arrives(t, h, 0, settled(1, 2, ""))
 	arrives(t, h, 0, settled(4, 4, "STALE_DELIVERY"))
-	if h.late != 1 || len(h.held) != 2 {
-		t.Errorf("%d late, %d held", h.late, len(h.held))
+	if h.late != 1 || h.held.n != 2 {
+		t.Errorf("%d late, %d held", h.late, h.held.n)
 	}
 	_, keys = starts(h, 0)
 	wants(t, "started", keys, "e")
@@ -161,8 +165,8 @@ func TestHandTellsAgainWhatWasRefusedForNow(t *testing.T) {
 		h.tick(2 * second)
 		wants(t, "while it is on its way", said(h.frame()), "nothing")
 		arrives(t, h, 0, settled(1, 1, ""))
-		if h.late != 0 || len(h.held) != 2 || h.idle() {
-			t.Errorf("%s: %d late, %d held", reason, h.late, len(h.held))
+		if h.late != 0 || h.held.n != 2 || h.idle() {
+			t.Errorf("%s: %d late, %d held", reason, h.late, h.held.n)
 		}
 		// The same of an extend, of what runs and of what waits.
 		h.tick(15 * second)
@@ -191,7 +195,7 @@ func TestHandAfterALostSession(t *testing.T) {
 	arrives(t, h, 0, gives(t, 1, 1, 50, "0:a", "1:b", "2:c", "3:d"))
 	ts, _ := starts(h, 0)
 	h.finish(ts[2], ackIt)
-	h.finish(ts[3], judge(t.Context(), errors.New("no")))
+	h.finish(ts[3], judge(nil, errors.New("no")))
 	_ = h.frame() // and the answer is lost
 	if gone := h.closed(); len(gone) != 2 {
 		t.Fatalf("%d handlers should stop", len(gone))
@@ -204,7 +208,7 @@ func TestHandAfterALostSession(t *testing.T) {
 	again, keys := starts(h, 0)
 	wants(t, "started", keys, "de") // d failed, so it is tried again
 	h.finish(ts[0], ackIt)
-	h.finish(ts[1], judge(t.Context(), errors.New("stopped")))
+	h.finish(ts[1], judge(nil, errors.New("stopped")))
 	_, keys = starts(h, 0)
 	wants(t, "when the lost handlers ended", keys, "b")
 	wants(t, "what they did", said(h.frame()), "+1 ACK 1-1")
@@ -248,8 +252,8 @@ func TestHandKnowsOfALapse(t *testing.T) {
 	_, keys = starts(h, 25*second)
 	wants(t, "started then", keys, "b")
 	wants(t, "the frame", said(h.frame()), "+4 ACK 2-4")
-	if len(h.keys["a"])+len(h.lostPlaces)+len(h.acked) > 0 {
-		t.Errorf("something was left behind: %v, %v, %v", h.keys, h.lostPlaces, h.acked)
+	if len(h.running) != 1 || len(h.lostPlaces)+len(h.acked) > 0 {
+		t.Errorf("something was left behind: %d run, %v, %v", len(h.running), h.lostPlaces, h.acked)
 	}
 }
 
@@ -257,7 +261,7 @@ func TestHandKnowsOfALapse(t *testing.T) {
 func TestHandForgets(t *testing.T) {
 	h := newHand("t", "g", 100, 8)
 	for i := range uint64(mostAcked + 500) {
-		h.remember(&task{Delivery: &Delivery{Offset: i}}, ackIt)
+		h.remember(&task{Delivery: Delivery{Offset: i}}, ackIt)
 	}
 	if len(h.acked) != mostAcked || len(h.oldest) != mostAcked || h.oldest[0].offset != 500 {
 		t.Errorf("%d are remembered, from %v", len(h.acked), h.oldest[0])
@@ -274,7 +278,11 @@ func TestHandRefusesNonsense(t *testing.T) {
 		"runs reversed": settled(9, 3, ""),
 	} {
 		h := newHand("t", "g", 100, 8)
-		if _, err := h.arrive(f, 0); (err == nil) != (name == "runs reversed") {
+		u, err := unpack(f, "t", "g", 0)
+		if err == nil {
+			_, err = h.arrive(u, 0)
+		}
+		if (err == nil) != (name == "runs reversed") {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
@@ -290,7 +298,7 @@ func TestReason(t *testing.T) {
 			t.Errorf("%q became %q", s, got)
 		}
 	}
-	if d := RetryAfter(0, nil); d.Error() == "" || judge(t.Context(), d).delay != time.Millisecond {
+	if d := RetryAfter(0, nil); d.Error() == "" || judge(nil, d).delay != time.Millisecond {
 		t.Errorf("%v", d)
 	}
 }

@@ -40,8 +40,8 @@ func TestWhatANewerBrokerSays(t *testing.T) {
 	arrives(t, h, 0, newer(t, settled(2, 2, "OF_A_LATER_VERSION"), &strandmqv1.ConsumeResponse{}))
 	h.tick(200)
 	wants(t, "what passes", said(h.frame()), "+0 ACK 1-1")
-	if h.late != 1 || len(h.held) != 1 {
-		t.Errorf("%d late, %d held", h.late, len(h.held))
+	if h.late != 1 || h.held.n != 1 {
+		t.Errorf("%d late, %d held", h.late, h.held.n)
 	}
 	p := newer(t, problemOf("OF_A_LATER_VERSION", 0), &strandmqv1.Problem{})
 	if err := refused(p, false); passing(p) || Retryable(err) || err.Reason != "OF_A_LATER_VERSION" {

@@ -18,15 +18,22 @@ const (
 // waiting is a message that was accepted and has no answer.
 type waiting struct {
 	done       func(Receipt, error)
-	size       int    // as it counts for the bound on bytes in flight
-	generation uint64 // of Flush
+	size       int32  // as it counts for the bound on bytes in flight
+	generation uint32 // of Flush
 }
 
-// heap is the messages of one partition that are not sent yet.
+// heap is the messages of one partition that are not sent yet, by the batches that are made
+// of them.
 type heap struct {
-	recs  []record.Record
-	wait  []waiting
-	bytes int
+	piles []pile
+	last  int // bytes of the latest batch: the next one will have about as many
+	count int // and messages
+}
+
+// pile is what one batch is made of. The records are encoded, since there are many.
+type pile struct {
+	recs record.Pile
+	wait []waiting
 }
 
 // batch is a record batch that has no answer.
@@ -52,11 +59,21 @@ type numbering struct {
 
 func (n *numbering) begin() { n.epoch, n.next = n.epoch+1, 0 }
 
-// answered is what became of a message.
+// answered is what became of messages: they fared alike, and their offsets follow each
+// other.
 type answered struct {
-	waiting
-	receipt Receipt
+	wait    []waiting
+	receipt Receipt // of the first
 	err     error
+}
+
+// each gives every message's answer.
+func (a *answered) each() {
+	r := a.receipt
+	for i := range a.wait {
+		a.wait[i].done(r, a.err)
+		r.Offset++
+	}
 }
 
 // outbox decides what a publisher sends, and what an answer means. It is a value
@@ -76,6 +93,7 @@ type outbox struct {
 	producer string
 	table    *router.Table
 	maxBody  int
+	most     int // bytes of a batch
 	heaps    []heap
 	parts    []numbering
 
@@ -97,12 +115,12 @@ func (o *outbox) route(t *router.Table, maxBody int) {
 	o.parts = append(o.parts, make([]numbering, max(0, t.Len()-len(o.parts)))...)
 }
 
-// put takes a message, whose bytes are its own from now on. An error refuses it.
-func (o *outbox) put(r record.Record, w waiting) error {
-	if err := router.CheckRecord(&r, o.maxBody); err != nil {
+// put takes a message; its bytes are copied. An error refuses it.
+func (o *outbox) put(r *record.Record, w waiting) error {
+	if err := router.CheckRecord(r, o.maxBody); err != nil {
 		return badMessage(err)
 	}
-	n, placed := o.table.Place(&r)
+	n, placed := o.table.Place(r)
 	if !placed {
 		if o.loose >= o.table.Len() {
 			o.loose = 0
@@ -112,11 +130,19 @@ func (o *outbox) put(r record.Record, w waiting) error {
 		r.KeyHash = o.table.Loose(n, o.turn)
 	}
 	h := &o.heaps[n]
-	h.recs, h.wait = append(h.recs, r), append(h.wait, w)
-	h.bytes += recordSize(&r)
+	if k := len(h.piles); k == 0 || h.piles[k-1].recs.Len() >= record.MaxBatchRecords || h.piles[k-1].recs.Bytes()+recordSize(r) > o.most {
+		h.piles = append(h.piles, pile{recs: record.NewPile(len(o.producer)+epochRoom, max(recordSize(r), h.last)), wait: make([]waiting, 0, max(1, h.count))})
+	}
+	p := &h.piles[len(h.piles)-1]
+	p.recs.Add(r)
+	p.wait = append(p.wait, w)
 	o.gather++
 	return nil
 }
+
+// epochRoom is how many digits, and what is before them, make a producer's id of that of
+// its first epoch.
+const epochRoom = 8
 
 // recordSize is about what a record takes in a batch.
 func recordSize(r *record.Record) int {
@@ -128,9 +154,9 @@ func recordSize(r *record.Record) int {
 }
 
 // full tells whether some partition has a whole batch.
-func (o *outbox) full(bytes int) bool {
+func (o *outbox) full() bool {
 	for i := range o.heaps {
-		if h := &o.heaps[i]; h.bytes >= bytes || len(h.recs) >= record.MaxBatchRecords {
+		if p := o.heaps[i].piles; len(p) > 1 || len(p) == 1 && (p[0].recs.Bytes() >= o.most || p[0].recs.Len() >= record.MaxBatchRecords) {
 			return true
 		}
 	}
@@ -142,32 +168,21 @@ type portion struct {
 	partition uint32
 	epoch     int
 	meta      record.Meta
-	recs      []record.Record
-	wait      []waiting
+	pile      pile
 }
 
 // take takes at most one batch for each partition, and numbers it.
-func (o *outbox) take(bytes int) (out []portion) {
+func (o *outbox) take() (out []portion) {
 	for i := range o.heaps {
 		h := &o.heaps[i]
-		if len(h.recs) == 0 {
+		if len(h.piles) == 0 {
 			continue
 		}
-		n, size := 0, 0
-		for n < len(h.recs) && n < record.MaxBatchRecords {
-			more := recordSize(&h.recs[n])
-			if n > 0 && size+more > bytes {
-				break
-			}
-			size += more
-			n++
-		}
-		p := portion{partition: uint32(i), epoch: o.parts[i].epoch, recs: h.recs[:n:n], wait: h.wait[:n:n]}
+		p := portion{partition: uint32(i), epoch: o.parts[i].epoch, pile: h.piles[0]}
+		n := p.pile.recs.Len()
 		p.meta.ProducerID, p.meta.FirstSequence = o.number(uint32(i), n)
-		h.recs, h.wait, h.bytes = h.recs[n:], h.wait[n:], h.bytes-size
-		if len(h.recs) == 0 {
-			h.recs, h.wait, h.bytes = nil, nil, 0
-		}
+		h.piles = slices.Delete(h.piles, 0, 1)
+		h.last, h.count = p.pile.recs.Bytes(), n
 		o.gather -= n
 		out = append(out, p)
 	}
@@ -185,8 +200,7 @@ func (o *outbox) number(partition uint32, n int) (producer string, first uint64)
 
 // encode makes a portion a batch.
 func (p *portion) encode() *batch {
-	b := make([]byte, 0, record.Size(p.meta, p.recs))
-	return &batch{partition: p.partition, epoch: p.epoch, bytes: record.Append(b, p.meta, p.recs), wait: p.wait}
+	return &batch{partition: p.partition, epoch: p.epoch, bytes: p.pile.recs.Batch(p.meta), wait: p.pile.wait}
 }
 
 // add queues a batch. They come in the order in which take gave them.
@@ -247,31 +261,26 @@ func (o *outbox) answer(a *strandmqv1.PublishBatchResult) ([]answered, error) {
 		return nil, &Error{Message: fmt.Sprintf("the broker answered batch %d, which waits for no answer", a.GetBatch())}
 	}
 	delete(o.sent, a.GetBatch())
-	out := make([]answered, len(b.wait))
-	for i := range out {
-		out[i].waiting = b.wait[i]
-	}
-	if run := a.GetRun(); run != nil && int(run.GetCount()) == len(out) {
-		for i := range out {
-			out[i].receipt = Receipt{Partition: run.GetPartition(), Offset: run.GetFirstOffset() + uint64(i)}
-		}
+	if run := a.GetRun(); run != nil && int(run.GetCount()) == len(b.wait) {
 		o.drop(b)
-		return out, nil
+		return []answered{{wait: b.wait, receipt: Receipt{Partition: run.GetPartition(), Offset: run.GetFirstOffset()}}}, nil
 	}
 	if p := a.GetProblem(); p != nil {
-		return o.refuse(b, p, out)
+		return o.refuse(b, p), nil
 	}
-	if len(a.GetResults()) != len(out) {
-		return nil, &Error{Message: fmt.Sprintf("the broker answered for %d messages of %d", len(a.GetResults()), len(out))}
+	if len(a.GetResults()) != len(b.wait) {
+		return nil, &Error{Message: fmt.Sprintf("the broker answered for %d messages of %d", len(a.GetResults()), len(b.wait))}
 	}
+	out := make([]answered, len(b.wait))
 	for i, r := range a.GetResults() {
+		out[i].wait = b.wait[i : i+1]
 		p := r.GetProblem()
 		if p == nil {
 			out[i].receipt = Receipt{Partition: r.GetReceipt().GetPartition(), Offset: r.GetReceipt().GetOffset(), Duplicate: r.GetReceipt().GetDuplicate()}
 			continue
 		}
 		if p.GetReason() == "SEQUENCE_GAP" || passing(p) {
-			return o.refuse(b, p, out)
+			return o.refuse(b, p), nil
 		}
 		out[i].err = refused(p, false)
 	}
@@ -291,11 +300,11 @@ func passing(p *strandmqv1.Problem) bool {
 }
 
 // refuse judges a batch of which nothing, or not all, was stored.
-func (o *outbox) refuse(b *batch, p *strandmqv1.Problem, out []answered) ([]answered, error) {
+func (o *outbox) refuse(b *batch, p *strandmqv1.Problem) []answered {
 	switch {
 	case passing(p):
 		o.stuck = true
-		return nil, nil
+		return nil
 	case p.GetReason() == "SEQUENCE_GAP":
 		// One before it was refused, and is sent again or given up: its fate
 		// decides. If there is none, the broker has forgotten the producer, since
@@ -304,28 +313,23 @@ func (o *outbox) refuse(b *batch, p *strandmqv1.Problem, out []answered) ([]answ
 			o.renumber(b)
 		}
 		o.stuck = true
-		return nil, nil
+		return nil
 	case p.GetReason() == string(ErrStaleRoute):
-		return o.giveUp(refused(p, false)), nil
-	}
-	for i := range out {
-		out[i].err = refused(p, false)
+		return o.giveUp(refused(p, false))
 	}
 	// Of what comes behind it in the partition nothing is stored, since it leaves
 	// a gap.
 	o.drop(b)
 	o.renumber(b)
-	return out, nil
+	return []answered{{wait: b.wait, err: refused(p, false)}}
 }
 
 // giveUp answers all that was sent: its topic is gone, and another of that name
 // has taken its place. What was not sent yet goes there.
 func (o *outbox) giveUp(err error) (out []answered) {
 	for _, b := range o.queue {
-		for _, w := range b.wait {
-			if !b.answered {
-				out = append(out, answered{waiting: w, err: err})
-			}
+		if !b.answered {
+			out = append(out, answered{wait: b.wait, err: err})
 		}
 		b.answered = true
 	}
@@ -343,10 +347,15 @@ func (o *outbox) reroute(t *router.Table, maxBody int) (out []answered) {
 	o.heaps, o.gather = nil, 0
 	o.route(t, maxBody)
 	for _, h := range old {
-		for i, r := range h.recs {
-			if err := o.put(r, h.wait[i]); err != nil {
-				out = append(out, answered{waiting: h.wait[i], err: err})
-			}
+		for _, p := range h.piles {
+			i := 0
+			p.recs.Each(func(raw record.Raw) {
+				r := raw.Record()
+				if err := o.put(&r, p.wait[i]); err != nil {
+					out = append(out, answered{wait: p.wait[i : i+1], err: err})
+				}
+				i++
+			})
 		}
 	}
 	return out
@@ -427,16 +436,18 @@ func (o *outbox) unanswered() int {
 }
 
 // rest gives up all that has no answer: sent, and not sent.
-func (o *outbox) rest() (sent, unsent []waiting) {
+func (o *outbox) rest(sent, unsent error) (out []answered) {
 	for _, b := range o.queue {
 		if !b.answered {
-			sent = append(sent, b.wait...)
+			out = append(out, answered{wait: b.wait, err: sent})
 		}
 	}
 	for i := range o.heaps {
-		unsent = append(unsent, o.heaps[i].wait...)
+		for _, p := range o.heaps[i].piles {
+			out = append(out, answered{wait: p.wait, err: unsent})
+		}
 		o.heaps[i] = heap{}
 	}
 	o.queue, o.next, o.gather = nil, 0, 0
-	return sent, unsent
+	return out
 }

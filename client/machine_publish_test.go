@@ -97,12 +97,13 @@ func TestOutbox(t *testing.T) {
 		type sent struct {
 			key, body string
 			answers   int
-			got       answered
+			at        Receipt
+			err       error
 		}
 		var all []*sent
 		settle := func(out []answered) {
 			for _, a := range out {
-				a.done(a.receipt, a.err)
+				a.each()
 			}
 		}
 		// One stream: what was sent on it and not looked at by the broker, and answers
@@ -129,14 +130,15 @@ func TestOutbox(t *testing.T) {
 				m := &sent{key: rapid.StringMatching(`[a-f]`).Draw(t, "key"), body: fmt.Sprint("m", len(all))}
 				s.bad[m.body] = rapid.IntRange(0, 19).Draw(t, "bad") == 0
 				all = append(all, m)
-				if err := o.put(record.Record{HasKey: true, Key: []byte(m.key), Body: []byte(m.body)}, waiting{done: func(r Receipt, err error) {
+				o.most = rapid.IntRange(1, 200).Draw(t, "bytes")
+				if err := o.put(&record.Record{HasKey: true, Key: []byte(m.key), Body: []byte(m.body)}, waiting{done: func(r Receipt, err error) {
 					m.answers++
-					m.got = answered{receipt: r, err: err}
+					m.at, m.err = r, err
 				}}); err != nil {
 					t.Fatal(err)
 				}
 			case k <= 4 || quiet && k <= 5: // send
-				ps := o.take(rapid.IntRange(1, 200).Draw(t, "bytes"))
+				ps := o.take()
 				if rapid.Bool().Draw(t, "meanwhile") && len(answers) > 0 && !o.redo {
 					out, err := o.answer(answers[0]) // while the portions are encoded
 					if err != nil {
@@ -212,15 +214,15 @@ func TestOutbox(t *testing.T) {
 			switch {
 			case m.answers != 1:
 				t.Fatalf("%s has %d answers", m.body, m.answers)
-			case m.got.err != nil:
-				if !errors.Is(m.got.err, ErrBodyTooLarge) || len(in[m.body]) > 0 {
-					t.Fatalf("%s was refused (%v) and is at %v", m.body, m.got.err, in[m.body])
+			case m.err != nil:
+				if !errors.Is(m.err, ErrBodyTooLarge) || len(in[m.body]) > 0 {
+					t.Fatalf("%s was refused (%v) and is at %v", m.body, m.err, in[m.body])
 				}
 			case len(in[m.body]) != 1:
 				t.Fatalf("%s is stored at %v", m.body, in[m.body])
 			default:
 				at := in[m.body][0]
-				if r := m.got.receipt; r.Partition != at.Partition || r.Offset != at.Offset {
+				if r := m.at; r.Partition != at.Partition || r.Offset != at.Offset {
 					t.Fatalf("%s is at %v, and its receipt says %v", m.body, at, r)
 				}
 				if at.Offset < last[m.key] {
@@ -246,18 +248,18 @@ func TestOutboxOfATopicMadeAnew(t *testing.T) {
 		}
 		return out
 	}
-	o := &outbox{topic: "t", producer: "p"}
+	o := &outbox{topic: "t", producer: "p", most: 1 << 20}
 	o.route(table(1, 8), 1000)
 	o.reopen()
 	put := func(n int) {
 		for i := range n {
-			if err := o.put(record.Record{HasKey: true, Key: fmt.Append(nil, "k", i)}, waiting{}); err != nil {
+			if err := o.put(&record.Record{HasKey: true, Key: fmt.Append(nil, "k", i)}, waiting{}); err != nil {
 				t.Fatal(err)
 			}
 		}
 	}
 	send := func() *strandmqv1.PublishStreamRequest {
-		for _, p := range o.take(1 << 20) {
+		for _, p := range o.take() {
 			o.add(p.encode())
 		}
 		return o.frame()
@@ -266,8 +268,12 @@ func TestOutboxOfATopicMadeAnew(t *testing.T) {
 	f := send()
 	put(50)
 	out, err := o.answer(&strandmqv1.PublishBatchResult{Batch: 1 + rand.Uint64N(uint64(len(f.Batches))), Problem: problemOf("STALE_ROUTE", 0)})
-	if err != nil || len(out) != 50 || !errors.Is(out[0].err, ErrStaleRoute) || !o.redo {
-		t.Fatalf("%d answers, %v; a new stream: %t", len(out), err, o.redo)
+	gone := 0
+	for _, a := range out {
+		gone += len(a.wait)
+	}
+	if err != nil || gone != 50 || !errors.Is(out[0].err, ErrStaleRoute) || !o.redo {
+		t.Fatalf("%d answers, %v; a new stream: %t", gone, err, o.redo)
 	}
 	if out := o.reroute(table(2, 2), 1000); len(out) > 0 {
 		t.Fatalf("%d were refused", len(out))

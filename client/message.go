@@ -45,8 +45,8 @@ type Receipt struct {
 	Duplicate bool
 }
 
-// Delivery is one hand-out of one message to this consumer. It is the handler's
-// as long as it runs, and may be kept.
+// Delivery is one hand-out of one message to this consumer. It is the handler's, and
+// may be kept; up to 15 others, and 4 KiB of bodies, that came with it are kept along.
 type Delivery struct {
 	Message
 	Topic, Group string

@@ -37,7 +37,7 @@ func newTransport() *http.Transport {
 	return &http.Transport{
 		Protocols:   &p,
 		DialContext: (&net.Dialer{Timeout: 5 * time.Second, KeepAlive: 15 * time.Second}).DialContext,
-		HTTP2:       &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second},
+		HTTP2:       &http.HTTP2Config{SendPingTimeout: 10 * time.Second, PingTimeout: 10 * time.Second, MaxReadFrameSize: 256 << 10},
 	}
 }
 

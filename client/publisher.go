@@ -63,8 +63,10 @@ type Publisher struct {
 	out        outbox         // guarded by mu
 	flying     int            // guarded by mu: bytes without a receipt
 	since      time.Time      // guarded by mu: when the oldest that is not sent came
-	generation uint64         // guarded by mu: of Flush
-	left       map[uint64]int // guarded by mu: messages without a receipt, by generation
+	key        []byte         // guarded by mu: of the message that is being put
+	generation uint32         // guarded by mu: of Flush
+	latest     int            // guarded by mu: messages of it without a receipt
+	left       map[uint32]int // guarded by mu: the same of those before, while there are some
 	flushing   int            // guarded by mu: calls of Flush that wait
 	closing    bool           // guarded by mu
 	failed     error          // guarded by mu: nothing is sent any more
@@ -78,13 +80,13 @@ func (c *Client) Publisher(ctx context.Context, topic string, opts ...PublisherO
 	p := &Publisher{
 		c: c, way: newWay(c.servers), linger: 2 * time.Millisecond, batchBytes: 256 << 10, most: 16 << 20,
 		over: make(chan struct{}), wake: make(chan struct{}, 1), changed: make(chan struct{}),
-		left: map[uint64]int{},
+		left: map[uint32]int{},
 		out:  outbox{topic: topic, producer: "go-" + uuid.NewString()},
 	}
 	for _, o := range opts {
 		o(p)
 	}
-	p.batchBytes = min(max(p.batchBytes, 1<<10), 1<<20)
+	p.out.most = min(max(p.batchBytes, 1<<10), 1<<20)
 	r, err := ask(ctx, c, func(ctx context.Context, n *node) (*strandmqv1.RouteResponse, error) {
 		return n.publish.Route(ctx, &strandmqv1.RouteRequest{Topic: topic})
 	})
@@ -152,24 +154,21 @@ func (p *Publisher) Publish(ctx context.Context, m Message) (Receipt, error) {
 // publish.
 func (p *Publisher) PublishAsync(ctx context.Context, m Message, done func(Receipt, error)) {
 	done = p.c.observed.published(ctx, p.out.topic, &m, done)
-	r := record.Record{HasKey: m.Key != "", ID: m.ID}
-	text := make([]byte, 0, len(m.Key)+len(m.Body))
-	text = append(append(text, m.Key...), m.Body...)
-	r.Key, r.Body = text[:len(m.Key):len(m.Key)], text[len(m.Key):]
+	r := record.Record{HasKey: m.Key != "", ID: m.ID, Body: m.Body}
 	if len(m.Headers) > 0 {
 		r.Headers = make([]record.Header, len(m.Headers))
 		for i, h := range m.Headers {
 			r.Headers[i] = record.Header{Name: h.Name, Value: []byte(h.Value)}
 		}
 	}
-	if err := p.accept(ctx, r, done); err != nil {
+	if err := p.accept(ctx, m.Key, &r, done); err != nil {
 		done(Receipt{}, err)
 	}
 }
 
 // accept takes a message as soon as there is room.
-func (p *Publisher) accept(ctx context.Context, r record.Record, done func(Receipt, error)) error {
-	size := recordSize(&r) + overhead
+func (p *Publisher) accept(ctx context.Context, key string, r *record.Record, done func(Receipt, error)) error {
+	size := recordSize(r) + len(key) + overhead
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for {
@@ -191,11 +190,13 @@ func (p *Publisher) accept(ctx context.Context, r record.Record, done func(Recei
 	if p.out.gather == 0 {
 		p.since = time.Now()
 	}
-	if err := p.out.put(r, waiting{done: done, size: size, generation: p.generation}); err != nil {
+	p.key = append(p.key[:0], key...)
+	r.Key = p.key
+	if err := p.out.put(r, waiting{done: done, size: int32(size), generation: p.generation}); err != nil {
 		return err
 	}
 	p.flying += size
-	p.left[p.generation]++
+	p.latest++
 	nudge(p.wake)
 	return nil
 }
@@ -221,14 +222,18 @@ func (p *Publisher) Flush(ctx context.Context) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	upTo := p.generation
-	p.generation++
+	if p.latest > 0 {
+		p.left[p.generation] = p.latest
+		p.latest = 0
+		p.generation++
+	}
 	p.flushing++
 	defer func() { p.flushing-- }()
 	nudge(p.wake)
 	for {
 		n := 0
 		for g := range p.left {
-			if g <= upTo {
+			if upTo-g < 1<<31 { // it is not later
 				n++
 			}
 		}
@@ -354,8 +359,8 @@ func (p *Publisher) read(s publishStream, cut func()) (answers int, err error) {
 			return answers, err
 		}
 		done, redo, now, err := p.take(res)
-		answers += len(done)
 		p.tell(done)
+		answers += len(done)
 		if err != nil || redo {
 			return answers, err
 		}
@@ -396,15 +401,18 @@ func (p *Publisher) take(res *strandmqv1.PublishStreamResponse) (done []answered
 // tell calls back, and then lets go of what has its answer: Flush waits for both.
 func (p *Publisher) tell(done []answered) {
 	for i := range done {
-		done[i].done(done[i].receipt, done[i].err)
+		done[i].each()
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range done {
-		p.flying -= done[i].size
-		g := done[i].generation
-		if p.left[g]--; p.left[g] == 0 {
-			delete(p.left, g)
+		for _, w := range done[i].wait {
+			p.flying -= int(w.size)
+			if w.generation == p.generation {
+				p.latest--
+			} else if p.left[w.generation]--; p.left[w.generation] == 0 {
+				delete(p.left, w.generation)
+			}
 		}
 	}
 	if len(done) > 0 {
@@ -425,8 +433,8 @@ func (p *Publisher) next(ctx context.Context) *strandmqv1.PublishStreamRequest {
 		var portions []portion
 		wait := time.Hour
 		if p.out.gather > 0 && !p.out.stuck && !p.out.redo {
-			if wait = p.linger - time.Since(p.since); wait <= 0 || p.flushing > 0 || len(p.out.sent) == 0 || p.out.full(p.batchBytes) {
-				portions = p.out.take(p.batchBytes)
+			if wait = p.linger - time.Since(p.since); wait <= 0 || p.flushing > 0 || len(p.out.sent) == 0 || p.out.full() {
+				portions = p.out.take()
 				p.since = time.Now()
 			}
 		}
@@ -458,14 +466,7 @@ func (p *Publisher) next(ctx context.Context) *strandmqv1.PublishStreamRequest {
 func (p *Publisher) end(sent, unsent error) {
 	p.mu.Lock()
 	p.failed = unsent
-	a, b := p.out.rest()
-	done := make([]answered, 0, len(a)+len(b))
-	for _, w := range a {
-		done = append(done, answered{waiting: w, err: sent})
-	}
-	for _, w := range b {
-		done = append(done, answered{waiting: w, err: unsent})
-	}
+	done := p.out.rest(sent, unsent)
 	p.mu.Unlock()
 	p.tell(done)
 }

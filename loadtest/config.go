@@ -60,6 +60,9 @@ type Config struct {
 	InFlight int
 	// Over streams: send readable messages instead of record batches.
 	Messages bool
+	// Of a shape that has no rate: publish and consume by the Go client, as a program does,
+	// instead of bare streams.
+	GoClient bool
 	// Of a shape: URLs of further nodes of the broker. The synchronous publishers
 	// connect to all of them in turn, as clients of a cluster do; the rest of a run is
 	// at the first node.

@@ -24,7 +24,8 @@ type drive struct {
 	producer string // its id, for sequences
 	lanes    *lanes
 	crowd    *crowd
-	pump     *pump
+	source   source
+	pumped   *pumped
 	singles  []*single
 
 	opened  time.Time
@@ -41,11 +42,8 @@ func (d *drive) inFigures(at int64) bool { return at >= d.begin.Load() && at < d
 
 // wake tells the pump that a member has handled something.
 func (d *drive) wake() {
-	if d.pump != nil && d.shape.Window > 0 {
-		select {
-		case d.pump.wake <- struct{}{}:
-		default:
-		}
+	if d.pumped != nil && d.shape.Window > 0 {
+		d.pumped.nudge()
 	}
 }
 
@@ -149,10 +147,10 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 		return false, 0, err
 	}
 	var members sync.WaitGroup
-	var takers []*taker
+	var takers []partaker
 	join := func() error {
 		for n := range d.c.Members {
-			t, err := d.crowd.join(all, n)
+			t, err := d.partaker(all, n)
 			if err != nil {
 				return err
 			}
@@ -167,7 +165,7 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 	}
 	defer func() {
 		for _, t := range takers {
-			_ = t.s.Close() // what has left is closed already
+			t.cut() // what has left is closed already
 		}
 		members.Wait()
 	}()
@@ -201,8 +199,8 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 			}
 		})
 	}
-	if d.pump != nil {
-		each(d.pump.work)
+	if d.source != nil {
+		each(d.source.work)
 	}
 	for _, s := range d.singles {
 		each(s.work)
@@ -237,13 +235,13 @@ func (d *drive) load(ctx context.Context, measure Measure) (drained bool, rest t
 		}
 	}
 	drained = d.drain(all)
+	d.crowd.drained(d.since())
 	if d.shape.Backlog > 0 {
 		measure(false)
 	}
 	rest = time.Since(ended)
 	for _, t := range takers {
-		_ = t.leave()
-		t.s.Patience(answerTime)
+		t.leave()
 	}
 	members.Wait()
 	return drained, rest, context.Cause(all)
@@ -262,10 +260,36 @@ func wait(ctx context.Context, t time.Duration, over <-chan struct{}) bool {
 	return true
 }
 
+// partaker is a member of the group of a shape.
+type partaker interface {
+	work() error // until it has left
+	leave()      // what was handled and is not confirmed yet still is
+	cut()        // ends it, wherever it is
+}
+
+// source publishes what is not sent by singles.
+type source interface {
+	work(stop <-chan struct{}) error // until stop, and waits for the receipts
+	cut()
+}
+
+// partaker has a member join.
+func (d *drive) partaker(ctx context.Context, n int) (partaker, error) {
+	if d.c.GoClient {
+		return d.crowd.hire(ctx, n)
+	}
+	return d.crowd.join(ctx, n)
+}
+
 // open connects the publishers.
 func (d *drive) open(ctx context.Context) (err error) {
 	if d.shape.Sync == 0 {
-		d.pump, err = d.newPump(ctx)
+		d.pumped = &pumped{wake: make(chan struct{}, 1)}
+		if d.c.GoClient {
+			d.source, err = d.newClientPump(ctx)
+		} else {
+			d.source, err = d.newPump(ctx)
+		}
 		return err
 	}
 	for n := range d.shape.Sync {
@@ -280,8 +304,8 @@ func (d *drive) open(ctx context.Context) (err error) {
 }
 
 func (d *drive) closePublishers() {
-	if d.pump != nil {
-		_ = d.pump.s.Close()
+	if d.source != nil {
+		d.source.cut()
 	}
 	for _, s := range d.singles {
 		s.close()
@@ -318,8 +342,8 @@ func (d *drive) drain(ctx context.Context) bool {
 
 // stored counts the messages with a receipt.
 func (d *drive) stored() (n uint64) {
-	if d.pump != nil {
-		n = d.pump.published.Load()
+	if d.pumped != nil {
+		n = d.pumped.published.Load()
 	}
 	for _, s := range d.singles {
 		n += s.published.Load()
@@ -338,9 +362,9 @@ func (d *drive) report(began time.Time, version string) *Report {
 	rep.Publish.Messages = d.stored()
 	rep.Publish.Unsent = d.unsent
 	span := time.Duration(max(d.end.Load()-d.begin.Load(), int64(time.Millisecond))).Seconds()
-	if d.pump != nil {
-		rep.Publish.Calls = d.pump.batches.Load()
-		rep.Publish.Rate = float64(d.pump.measured.Load()) / span
+	if d.pumped != nil {
+		rep.Publish.Calls = d.pumped.batches.Load()
+		rep.Publish.Rate = float64(d.pumped.measured.Load()) / span
 		if d.shape.Backlog > 0 {
 			rep.Publish.Rate = 0 // it was filled, not measured
 		}

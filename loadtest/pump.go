@@ -29,14 +29,25 @@ type pump struct {
 	out    outbox
 	most   int    // messages of a batch
 	number uint64 // of the latest batch
-	wake   chan struct{}
+	*pumped
 
 	mu  sync.Mutex
 	way map[uint64]underway // batches without an answer, by their number
+}
 
+// pumped is what was done, and what the pump waits for.
+type pumped struct {
+	wake      chan struct{}
 	published atomic.Uint64 // messages with a receipt
 	measured  atomic.Uint64
 	batches   atomic.Uint64
+}
+
+func (p *pumped) nudge() {
+	select {
+	case p.wake <- struct{}{}:
+	default:
+	}
 }
 
 type underway struct {
@@ -50,20 +61,53 @@ func (d *drive) newPump(ctx context.Context) (*pump, error) {
 	if err != nil {
 		return nil, explainStream(err, d.server)
 	}
-	p := &pump{d: d, lanes: d.lanes, s: s, wake: make(chan struct{}, 1), way: map[uint64]underway{}}
+	p := &pump{d: d, lanes: d.lanes, s: s, pumped: d.pumped, way: map[uint64]underway{}}
 	// Two batches of a partition are under way: one is stored, one arrives. A
 	// frame has at most 4 MiB, so a batch has half of that.
-	p.most = max(1, min((d.c.InFlight+1)/2, record.MaxBatchRecords, (record.MaxBatchBytes/2)/(d.shape.Size+200)))
+	p.most = d.most()
 	return p, nil
 }
 
-// room tells how many messages of a lane may go out now.
-func (p *pump) room(x *lane) int {
-	n := int64(p.d.c.InFlight) - x.waiting.Load()
-	if w := p.d.shape.Window; w > 0 {
+func (p *pump) cut() { _ = p.s.Close() }
+
+// most is how many messages a batch has.
+func (d *drive) most() int {
+	return max(1, min((d.c.InFlight+1)/2, record.MaxBatchRecords, (record.MaxBatchBytes/2)/(d.shape.Size+200)))
+}
+
+// room tells how many messages of a lane may go out now, of a batch of at most so many.
+func (d *drive) room(x *lane, most int) int {
+	n := int64(d.c.InFlight) - x.waiting.Load()
+	if w := d.shape.Window; w > 0 {
 		n = min(n, int64(w)-x.open.Load())
 	}
-	return int(min(n, int64(p.most)))
+	return int(min(n, int64(most)))
+}
+
+// least is how much room a lane waits for. Small batches cost as much as large ones,
+// and a quarter of its room comes for certain, since what is under way is answered, and
+// what is open handled.
+func (d *drive) least(most int) int {
+	least := min(d.c.InFlight/4, most)
+	if w := d.shape.Window; w > 0 {
+		least = min(least, w/4)
+	}
+	return least
+}
+
+// share is how many of count messages go to each lane; 0: without end.
+func (d *drive) share(count int) []int {
+	rest := make([]int, len(d.lanes.all))
+	for i := range rest {
+		rest[i] = math.MaxInt
+		if count > 0 {
+			rest[i] = count / len(rest)
+			if i < count%len(rest) {
+				rest[i]++
+			}
+		}
+	}
+	return rest
 }
 
 // add puts a batch of a lane into the frame.
@@ -99,23 +143,7 @@ func (p *pump) flush() error {
 
 // full publishes as much as there is room for, until stop or count messages.
 func (p *pump) full(stop <-chan struct{}, count int) error {
-	// Small batches cost as much as large ones, so a lane waits for a quarter of
-	// its room; that comes for certain, since what is under way is answered, and
-	// what is open handled.
-	least := min(p.d.c.InFlight/4, p.most)
-	if w := p.d.shape.Window; w > 0 {
-		least = min(least, w/4)
-	}
-	rest := make([]int, len(p.lanes.all)) // to be made, of a count
-	for i := range rest {
-		rest[i] = math.MaxInt
-		if count > 0 {
-			rest[i] = count / len(rest)
-			if i < count%len(rest) {
-				rest[i]++
-			}
-		}
-	}
+	least, rest := p.d.least(p.most), p.d.share(count)
 	for {
 		select {
 		case <-stop:
@@ -124,7 +152,7 @@ func (p *pump) full(stop <-chan struct{}, count int) error {
 		}
 		more := false
 		for i, x := range p.lanes.all {
-			n := min(p.room(x), rest[i])
+			n := min(p.d.room(x, p.most), rest[i])
 			if n > 0 && (n >= least || n == rest[i]) {
 				p.add(x, n, p.d.since())
 				rest[i] -= n
@@ -193,7 +221,7 @@ func (p *pump) paced(stop <-chan struct{}) error {
 		for left := true; left; {
 			left = false
 			for i, x := range p.lanes.all {
-				if k := min(owed[i], p.room(x)); k > 0 {
+				if k := min(owed[i], p.d.room(x, p.most)); k > 0 {
 					p.add(x, k, tick)
 					owed[i] -= k
 					sent += uint64(k)
@@ -233,10 +261,7 @@ func (p *pump) answers() error {
 				return err
 			}
 		}
-		select {
-		case p.wake <- struct{}{}:
-		default:
-		}
+		p.nudge()
 	}
 }
 
@@ -256,14 +281,19 @@ func (p *pump) answered(a *strandmqv1.PublishBatchResult, now int64) error {
 	case stored != u.count:
 		return fmt.Errorf("the broker answered for %d of %d messages of a batch", stored, u.count)
 	}
-	p.d.publish.recordMany(int(u.lane.partition), p.d.inFigures(u.due), now-u.due, int64(u.count))
-	p.published.Add(uint64(u.count))
-	p.batches.Add(1)
-	if p.d.inFigures(now) {
-		p.measured.Add(uint64(u.count))
+	p.d.stand(u, now)
+	return nil
+}
+
+// stand notes that all of a batch has its receipts.
+func (d *drive) stand(u underway, now int64) {
+	d.publish.recordMany(int(u.lane.partition), d.inFigures(u.due), now-u.due, int64(u.count))
+	d.pumped.published.Add(uint64(u.count))
+	d.pumped.batches.Add(1)
+	if d.inFigures(now) {
+		d.pumped.measured.Add(uint64(u.count))
 	}
 	u.lane.waiting.Add(-int64(u.count))
-	return nil
 }
 
 // pending counts the batches without an answer.
@@ -275,7 +305,7 @@ func (p *pump) pending() int {
 
 // work publishes until stop, and waits for the answers.
 func (p *pump) work(stop <-chan struct{}) error {
-	defer func() { _ = p.s.Close() }()
+	defer p.cut()
 	heard := make(chan error, 1)
 	failed := make(chan struct{})
 	go func() {

@@ -89,5 +89,6 @@ func (s Shape) Validate(c Config) error {
 	want(s.Window >= 0 && s.Window <= 1_000_000, "window: %d; from 0 (none) to 1,000,000", s.Window)
 	want(s.Backlog >= 0 && s.Backlog <= 100_000_000, "count: %d; from 0 to 100,000,000", s.Backlog)
 	want(s.Sync == 0 || s.Rate == 0 && !s.Consume && s.Backlog == 0, "a shape of synchronous publishers has no rate, group or backlog")
+	want(!c.GoClient || s.Sync == 0 && s.Rate == 0 && c.NoIDs && !c.Messages, "the Go client takes shapes without a rate, of one publisher, without ids")
 	return errors.Join(faults...)
 }

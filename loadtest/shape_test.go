@@ -270,3 +270,30 @@ func TestShapeIsRefused(t *testing.T) {
 		t.Errorf("a topic that was there is used: %v, deleted %v", err, b.deleted)
 	}
 }
+
+// The same by the Go client, whose publisher always has a sequence.
+func TestShapesByClient(t *testing.T) {
+	for _, name := range []string{"w1", "w3max", "w4"} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			b := newTextbook()
+			b.pace = time.Millisecond
+			w := &wired{b: b}
+			s, c := quick(t, name)
+			c.GoClient, c.NoIDs, c.Sequences, c.Members = true, true, true, 2
+			rep, err := RunShape(t.Context(), serve(t, w), s, c, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := uint64(len(b.log)); n != rep.Publish.Messages || n == 0 || w.messages > 0 {
+				t.Errorf("%d messages are stored, %d of them readable, and %d have receipts", n, w.messages, rep.Publish.Messages)
+			}
+			if name == "w1" {
+				return
+			}
+			if g := rep.Groups[0]; rep.Verdict.Outcome != Kept || g.Messages != rep.Publish.Messages || g.Acked != g.Messages || !rep.Drained {
+				t.Errorf("%+v, verdict %+v", g, rep.Verdict)
+			}
+		})
+	}
+}

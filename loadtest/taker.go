@@ -54,6 +54,18 @@ type taken struct {
 // for each partition, as much as the other brokers' clients prefetch.
 const creditsPerPartition = 500
 
+func (d *drive) creditsOfMember() int {
+	return max(1, len(d.lanes.all)*creditsPerPartition/d.c.Members)
+}
+
+// drained says that the group has settled everything by the broker's own word. A member
+// by the Go client does not hear when that was.
+func (g *crowd) drained(now int64) {
+	if g.d.c.GoClient {
+		g.last.Store(now)
+	}
+}
+
 func (g *crowd) join(ctx context.Context, n int) (*taker, error) {
 	s, err := openStream(ctx, g.d.server, consumeStream)
 	if err != nil {
@@ -65,7 +77,7 @@ func (g *crowd) join(ctx context.Context, n int) (*taker, error) {
 			Topic: g.d.topic, Group: g.name, Member: fmt.Sprintf("%s-m%d", g.name, n+1), RecordBatches: true,
 			BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES,
 		},
-		Credits: uint32(len(g.d.lanes.all) * creditsPerPartition / g.d.c.Members),
+		Credits: uint32(g.d.creditsOfMember()),
 	}
 	if err = s.Send(open); err == nil || errors.Is(err, errCut) {
 		s.Patience(answerTime)
@@ -81,7 +93,7 @@ func (g *crowd) join(ctx context.Context, n int) (*taker, error) {
 
 // work takes until the stream ends: see leave.
 func (t *taker) work() error {
-	defer func() { _ = t.s.Close() }()
+	defer t.cut()
 	var m strandmqv1.ConsumeResponse
 	for {
 		err := t.s.Receive(&m)
@@ -98,7 +110,12 @@ func (t *taker) work() error {
 }
 
 // leave ends the session; what was handled and is not confirmed yet still is.
-func (t *taker) leave() error { return t.s.CloseSend() }
+func (t *taker) leave() {
+	_ = t.s.CloseSend()
+	t.s.Patience(answerTime)
+}
+
+func (t *taker) cut() { _ = t.s.Close() }
 
 // frame handles what one frame brings, and answers with one.
 func (t *taker) frame(m *strandmqv1.ConsumeResponse) error {

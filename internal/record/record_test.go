@@ -337,3 +337,30 @@ func TestNewer(t *testing.T) {
 		}
 	}
 }
+
+// A pile makes the same bytes as Append, whatever room it has.
+func TestPile(t *testing.T) {
+	recs := []Record{
+		{KeyHash: 1, HasKey: true, Key: []byte("k"), Body: []byte("one")},
+		{KeyHash: 2, ID: "id", Headers: []Header{{"a", []byte("b")}}},
+		{KeyHash: 3, Body: make([]byte, 300)},
+	}
+	for _, producer := range []string{"", "p", "longer than there is room for"} {
+		for _, p := range []Pile{{}, NewPile(10, 0), NewPile(10, 1000)} {
+			for i := range recs {
+				p.Add(&recs[i])
+			}
+			bytes := p.Bytes()
+			var again []Record
+			p.Each(func(r Raw) { again = append(again, r.Record()) })
+			m := Meta{ProducerID: producer, FirstSequence: 7, PublishTime: 5}
+			want := Append(nil, m, recs)
+			if got := p.Batch(m); string(got) != string(want) || p.Len() != len(recs) || bytes != len(want)-fixedSize-len(producer) {
+				t.Errorf("%q: %x, %d records of %d bytes, want %x", producer, got, p.Len(), bytes, want)
+			}
+			if string(Append(nil, m, again)) != string(want) {
+				t.Errorf("%q: the records are %v", producer, again)
+			}
+		}
+	}
+}
