@@ -41,7 +41,7 @@ MEMORY    ?= .*
 SIZES     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members bench-client fuzz sim nemesis examples-deps generate generate-check ts-deps ts-browser ts-generate ts-pack lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members bench-client bench-metrics fuzz sim nemesis examples-deps generate generate-check ts-deps ts-browser ts-generate ts-pack lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -84,7 +84,7 @@ race: ## Tests of the concurrent packages under the race detector (needs a C com
 	fi
 
 bench: bench-broker ## Benchmarks, the broker's first; BENCH=regexp BENCHTIME=1s COUNT=1
-	$(GO) test -run '^$$' -bench '$(BENCH)' -skip '^Benchmark(Shapes|Cluster|Memory|Members|Client)$$' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
+	$(GO) test -run '^$$' -bench '$(BENCH)' -skip '^Benchmark(Shapes|Cluster|Memory|Members|Client|Metrics)$$' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \
 		$$($(GO) list ./... | grep -v /internal/house)
 
 bench-broker: ## The load test's shapes against a real broker, 7 s each; SHAPES='w1|w3.*' COUNT=1; JSON in bin/shapes.json
@@ -109,6 +109,10 @@ bench-members: ## 2,000 members in 200 groups, on one node and on three: how fas
 
 bench-client: ## w1, w3max and w4 by the Go client with four members, beside bare streams, with the processor time of both ends; COUNT, PROFILE=folder
 	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkClient$$' -benchtime 1x -count $(COUNT) -timeout 60m $(if $(PROFILE),-client.profile '$(abspath $(PROFILE))')
+
+bench-metrics: ## What metrics cost under full load: runs with scrapes beside runs without, and a profile; 3 minutes; profiles in bin/
+	@mkdir -p bin
+	$(GO) test ./cmd/strandmq -run '^$$' -bench '^BenchmarkMetrics$$' -benchtime 1x -timeout 30m -metrics.keep '$(CURDIR)/bin'
 
 fuzz: ## Every fuzz target for FUZZTIME=20s
 	@for pkg in $$($(GO) list ./...); do \

@@ -18,12 +18,8 @@ const maxSeries = 2000
 // dead letters. The counts of a group are taken at one log position of each
 // partition.
 func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
-	gauge := func(name, help string, labels []string, v float64, values ...string) {
-		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("strandmq_"+name, help, labels, nil), prometheus.GaugeValue, v, values...)
-	}
-	counter := func(name, help string, labels []string, v float64, values ...string) {
-		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("strandmq_"+name, help, labels, nil), prometheus.CounterValue, v, values...)
-	}
+	to := b.sampler(ch)
+	gauge, counter := to.gauge, to.counter
 	up := 0.0
 	if b.ready() == nil && b.failure() == nil {
 		up = 1
@@ -33,8 +29,8 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 	if !b.started.Load() {
 		return
 	}
-	b.collectStore(ch)
-	b.collectCluster(ch)
+	b.collectStore(to)
+	b.collectCluster(to)
 	if b.far == nil || b.far.here(partition.Metadata) {
 		events, _ := b.coord.Events()
 		for _, t := range events.Totals() {
@@ -55,7 +51,7 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 	}
 	topicLabel, groupLabels := []string{"topic"}, []string{"topic", "group"}
 	series, truncated, now := 0, 0.0, time.Now()
-	each := b.eachPartition(ch, now)
+	each := b.eachPartition(to, now)
 	for t := range b.coord.View().Topics() {
 		if t.Phase != coordinator.Ready {
 			continue

@@ -3,8 +3,6 @@ package broker
 import (
 	"math"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/partition"
@@ -13,10 +11,8 @@ import (
 // collectCluster gives what this node sees of the others and of their replicas. All nodes
 // tell who is there and what has no leader: the one that would know best may be the one
 // that is away.
-func (b *Broker) collectCluster(ch chan<- prometheus.Metric) {
-	gauge := func(name, help string, labels []string, v float64, values ...string) {
-		ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("strandmq_"+name, help, labels, nil), prometheus.GaugeValue, v, values...)
-	}
+func (b *Broker) collectCluster(to sampler) {
+	gauge := to.gauge
 	m := b.coord.View()
 	active := activeNodes(m)
 	leaderless, short := 0, 0

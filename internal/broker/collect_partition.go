@@ -4,8 +4,6 @@ import (
 	"strconv"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
-
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/partition"
@@ -19,16 +17,16 @@ const maxPartitionLabels = 10_000
 // partitionSeries tells of single partitions, where Config.MetricsPerPartition asks for it.
 // The node that leads a partition tells of it, so no other does.
 type partitionSeries struct {
+	sampler
 	b      *Broker
-	ch     chan<- prometheus.Metric
 	now    time.Time
 	active int // nodes
 	taken  int
 	left   bool // some had no room
 }
 
-func (b *Broker) eachPartition(ch chan<- prometheus.Metric, now time.Time) *partitionSeries {
-	return &partitionSeries{b: b, ch: ch, now: now, active: activeNodes(b.coord.View())}
+func (b *Broker) eachPartition(to sampler, now time.Time) *partitionSeries {
+	return &partitionSeries{b: b, sampler: to, now: now, active: activeNodes(b.coord.View())}
 }
 
 // room takes n of the labels, if they are wanted and there are so many.
@@ -48,10 +46,6 @@ var (
 	perPartition      = []string{"topic", "partition"}
 	perGroupPartition = []string{"topic", "group", "partition"}
 )
-
-func (s *partitionSeries) gauge(name, help string, labels []string, v float64, values ...string) {
-	s.ch <- prometheus.MustNewConstMetric(prometheus.NewDesc("strandmq_"+name, help, labels, nil), prometheus.GaugeValue, v, values...)
-}
 
 // partition tells of one that this node leads.
 func (s *partitionSeries) partition(t *coordinator.Topic, i int, info partition.Info) {

@@ -45,6 +45,7 @@ type metrics struct {
 	crowded *prometheus.CounterVec
 
 	labelled []labelledSeries // all of the above
+	read     descriptions     // of what is read when asked
 
 	full func(reason string) // hears of calls that were refused for want of memory; nil: nobody asks
 
@@ -181,10 +182,11 @@ func (m *metrics) drop(of prometheus.Labels, named func(key [2]string) bool) {
 }
 
 // handler serves the registry, and what collect reads from the log. At most two
-// scrapes run at once, each for at most 5 s.
+// scrapes run at once, each for at most 5 s. Compressing would cost more than all else of a
+// scrape, for clients on this machine.
 func (m *metrics) handler(collect func(context.Context, chan<- prometheus.Metric)) http.Handler {
 	m.registry.MustRegister(collector(collect))
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2, EnableOpenMetrics: true})
+	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2, EnableOpenMetrics: true, DisableCompression: true})
 }
 
 // collector reads metrics when asked. Their names depend on what exists, so it
