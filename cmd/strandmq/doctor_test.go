@@ -417,14 +417,23 @@ func TestDoctorSeesSlowDisk(t *testing.T) {
 // A bit flips in what is stored.
 func TestDoctorSeesDamage(t *testing.T) {
 	t.Parallel()
+	b, _ := rotten(t)
+	diagnoses(t, b.URL(), doctor.Damaged)
+}
+
+// rotten gives a broker that looks for damage, with a flipped bit in a message, and what its
+// metrics said before.
+func rotten(t *testing.T) (b *broker.Broker, before string) {
+	t.Helper()
 	dir := t.TempDir()
-	b := ward(t, dir)
+	b = ward(t, dir)
 	p := at(t, b.URL(), "orders", nil)
 	granted(t, p.api.groups.DeleteGroup, &strandmqv1.DeleteGroupRequest{Topic: "orders", Group: "g", Confirm: "g"})
 	granted(t, p.api.publish.Publish, &strandmqv1.PublishRequest{Topic: "orders", Messages: []*strandmqv1.Message{
 		{KeyKind: &strandmqv1.Message_Key{Key: "a"}, Body: &strandmqv1.Message_Text{Text: strings.Repeat("0123456789", 50_000)}},
 	}})
 	p.store(1, "a")
+	before = calm(scrape(t, b.URL()))
 	if err := b.Close(); err != nil {
 		t.Fatal(err)
 	}
@@ -443,7 +452,7 @@ func TestDoctorSeesDamage(t *testing.T) {
 		}
 	}
 	b = ward(t, dir, func(c *broker.Config) { c.Store.ScrubEvery, c.Store.ScrubBytesPerSecond = time.Millisecond, 1<<40 })
-	diagnoses(t, b.URL(), doctor.Damaged)
+	return b, before
 }
 
 // On a broker at work nothing is wrong, and it says so with exit code 0.

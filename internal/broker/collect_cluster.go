@@ -15,13 +15,18 @@ func (b *Broker) collectCluster(to sampler) {
 	gauge := to.gauge
 	m := b.coord.View()
 	active := activeNodes(m)
-	leaderless, short := 0, 0
+	all, led, leaderless, short := 0, 0, 0, 0
 	look := func(p *coordinator.Partition, wanted int) {
-		switch need := b.needs(p, wanted); {
-		case need.leader:
+		all++
+		need := b.needs(p, wanted)
+		if need.leader {
 			leaderless++
-		case need.replicas:
+		}
+		if need.replicas {
 			short++
+		}
+		if need.led {
+			led++
 		}
 	}
 	if p, ok := m.Partition(partition.Metadata); ok {
@@ -36,6 +41,8 @@ func (b *Broker) collectCluster(to sampler) {
 			look(p, placement.Wanted(t.Config.Replication, len(p.Replicas), active))
 		}
 	}
+	gauge("partitions", "Partitions of the cluster, the metadata log among them, by this node's map.", nil, float64(all))
+	gauge("partitions_led", "Those that this node leads.", nil, float64(led))
 	gauge("partitions_without_leader", "Partitions, the metadata log among them, that have no leader as far as this node knows.", nil, float64(leaderless))
 	gauge("under_replicated_partitions", "Partitions, the metadata log among them, that this node leads with fewer replicas there than wanted.", nil, float64(short))
 	if b.agent == nil {
@@ -69,8 +76,8 @@ func activeNodes(m *coordinator.Map) (active int) {
 	return active
 }
 
-// need is what a partition lacks, as far as this node knows.
-type need struct{ leader, replicas bool }
+// need is what a partition lacks, as far as this node knows, and whether this node leads it.
+type need struct{ leader, replicas, led bool }
 
 // needs says of a partition without a leader nothing more, and of its replicas only when
 // this node leads it.
@@ -80,7 +87,8 @@ func (b *Broker) needs(p *coordinator.Partition, wanted int) need {
 	if len(b.missing(p.ID)) > 0 || here && info.Leader == 0 {
 		return need{leader: true}
 	}
-	return need{replicas: here && info.Leading && b.replicasThere(info) < wanted}
+	led := here && info.Leading
+	return need{led: led, replicas: led && b.replicasThere(info) < wanted}
 }
 
 // replicasThere counts the replicas of a partition that count, and whose nodes are there.

@@ -107,6 +107,8 @@ func panels() []row {
 				{"sum by (job) (strandmq_under_replicated_partitions" + inJob + ")", "under-replicated"},
 				{"max by (topic) (strandmq_partitions_damaged" + inTopic + ")", "damaged, {{topic}}"},
 			}},
+			{title: "Leaders", unit: "short", help: "Partitions that a node leads.",
+				show: []query{{"strandmq_partitions_led" + inJob, "{{instance}}"}}},
 			{title: "Clocks", unit: "s", help: "How far another node's is ahead.",
 				show: []query{{"strandmq_node_clock_skew_seconds" + inJob, "{{node}} by {{instance}}"}}},
 			{title: "Memory", unit: "bytes", show: []query{

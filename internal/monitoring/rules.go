@@ -142,7 +142,10 @@ func Rules() []Rule {
 		},
 		{
 			Name: "StrandMQNoLeader", For: "1m", Severity: Critical, Runbook: stuck,
-			Expr:    "max " + perJob + " (strandmq_partitions_without_leader) > 0",
+			// A node that is cut off in part does not hear of every leader; that is no alert
+			// as long as each partition is led by somebody.
+			Expr: "max " + perJob + " (strandmq_partitions_without_leader) > 0\n" +
+				"  and max " + perJob + " (strandmq_partitions) > sum " + perJob + " (strandmq_partitions_led)",
 			Summary: "{{ $value }} partitions have no leader",
 			Advice:  "Nothing is published to or consumed from them until a majority of their replicas is back. strandmq doctor names the nodes; nothing is lost.",
 		},
