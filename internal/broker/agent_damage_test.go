@@ -217,11 +217,25 @@ func TestDamagedReplicasAreMadeAnew(t *testing.T) {
 	if hit := flip(t, c.nodes[bad].cfg.DataDir, "a"); hit < 60 {
 		t.Fatalf("%d messages were damaged", hit)
 	}
+	// With one of the others it is one too few to make it anew.
+	c.nodes[2].stop()
 	scrubs(300 * time.Millisecond)(&c.nodes[bad].cfg)
 	if err := c.nodes[bad].start(); err != nil {
 		t.Fatal(err)
 	}
+	ofBad := func(e *strandmqv1.ClusterEvent) bool {
+		return e.GetNode() == uint64(c.nodes[bad].b.cfg.Node) && e.GetTopic() == "orders"
+	}
+	if e := c.api(0).awaitEvent(t, coordinator.ReplicaKept, ofBad); !strings.Contains(e.GetText(), "too few of the others are there") || e.GetAdvice() != "strandmq doctor" {
+		t.Errorf("%v", e)
+	}
+	if err := c.nodes[2].start(); err != nil {
+		t.Fatal(err)
+	}
 	c.awaitAnew("orders", bad, everyPartition)
+	for _, kind := range []coordinator.EventKind{coordinator.ReplicaDamaged, coordinator.ReplicaRemade} {
+		c.api(0).awaitEvent(t, kind, ofBad)
+	}
 	d := c.publishBig(bad, "orders", "d", 20)
 	c.awaitAnew("orders", bad, everyPartition)
 	for i := range c.nodes {
@@ -297,6 +311,7 @@ func TestScrubOfTheMetadataLog(t *testing.T) {
 		return c.nodes[bad].b.agent.rotten()[partition.Metadata] != "" || err == nil && info.FirstIndex > 2
 	})
 	c.awaitSound(long, bad, 1)
+	c.api(0).awaitEvent(t, coordinator.EntriesLetGo, func(e *strandmqv1.ClusterEvent) bool { return e.GetNode() == uint64(c.nodes[bad].b.cfg.Node) })
 	c.api(bad).topic(t, "later", 1)
 	for i := range c.nodes {
 		c.stands(i, long, a)

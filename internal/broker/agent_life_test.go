@@ -99,6 +99,9 @@ func TestReplaceLostDisk(t *testing.T) {
 		n, ok := c.nodes[0].b.coord.View().Node(lost)
 		return ok && n.State == coordinator.Removed
 	})
+	for _, kind := range []coordinator.EventKind{coordinator.NodeGivenUp, coordinator.NodeRemoved} {
+		c.api(3).awaitEvent(t, kind, func(e *strandmqv1.ClusterEvent) bool { return e.GetNode() == uint64(lost) && e.GetCount() == 1 })
+	}
 	// The new node counts: with it and one of the others all goes on.
 	c.nodes[1].crash()
 	c.publish(3, "orders", "c", 10)

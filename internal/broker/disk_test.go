@@ -9,9 +9,9 @@ import (
 	"testing"
 	"time"
 
-	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
-
+	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition/logstore"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 func TestDiskReserve(t *testing.T) {
@@ -92,6 +92,10 @@ func TestNearlyFullDisk(t *testing.T) {
 	if _, body := get(t, b.URL()+"/metrics"); !strings.Contains(body, "\nstrandmq_disk_low 1\n") || !strings.Contains(body, "\nstrandmq_disk_free_bytes 1.048576e+06\n") {
 		t.Error("the metrics do not show it")
 	}
+	of := func(e *strandmqv1.ClusterEvent) bool { return e.GetNode() == 1 && e.GetCount() == 1 }
+	if e := a.awaitEvent(t, coordinator.DiskLow, of); !strings.Contains(e.GetText(), "1.0 MiB are free, less than the reserve of") || e.GetAdvice() != "strandmq doctor" {
+		t.Errorf("%v", e)
+	}
 	full.Store(false)
 	deadline := time.Now().Add(soon)
 	for {
@@ -103,5 +107,8 @@ func TestNearlyFullDisk(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(50 * time.Millisecond) // between two tries: the broker looks every second
+	}
+	if e := a.awaitEvent(t, coordinator.DiskRoom, of); !strings.Contains(e.GetText(), "publishes are taken again") || e.GetAdvice() != "" {
+		t.Errorf("%v", e)
 	}
 }

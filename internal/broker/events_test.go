@@ -3,7 +3,9 @@ package broker
 import (
 	"fmt"
 	"regexp"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -12,6 +14,7 @@ import (
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
+	"github.com/strandmq/strandmq/partition/logstore"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -303,5 +306,63 @@ func TestEventsOfNodes(t *testing.T) {
 		a := c.api(i)
 		a.awaitEvent(t, coordinator.NodeBack, ofDead)
 		a.awaitEvent(t, coordinator.CircuitOpened, anyEvent)
+	}
+}
+
+// A node whose disk is full hands over what it leads, and is told as unfit until there is
+// room again.
+func TestEventsOfFullDisk(t *testing.T) {
+	t.Parallel()
+	c := startThree(t)
+	c.awaitVoters()
+	c.api(0).topic(t, "orders", 3)
+	c.publish(0, "orders", "a", 10)
+	var full [3]atomic.Bool
+	for i, n := range c.nodes {
+		n.b.disk.mu.Lock()
+		n.b.disk.room = func() (logstore.Room, error) {
+			if full[i].Load() {
+				return logstore.Room{Total: 1 << 40, Free: 1 << 20}, nil
+			}
+			return logstore.Room{Total: 1 << 40, Free: 1 << 39}, nil
+		}
+		n.b.disk.mu.Unlock()
+	}
+	unfit, planted := -1, time.Time{}
+	inTime(t, "a lead that is given", func() bool {
+		ps := c.partitionsOf(0, "orders")
+		if unfit >= 0 {
+			for _, e := range c.api(0).eventsOf(t, &strandmqv1.ListEventsRequest{Kind: string(coordinator.LeadGiven)}).GetEvents() {
+				if e.GetNode() == uint64(c.nodes[unfit].b.cfg.Node) {
+					return true
+				}
+			}
+			if time.Since(planted) < 5*time.Second || slices.ContainsFunc(ps, func(p coordinator.Partition) bool { return c.leaderOf(p.ID) == unfit }) {
+				return false
+			}
+			full[unfit].Store(false) // it had lost all leads before: another one
+		}
+		if unfit = c.leaderOf(ps[0].ID); unfit >= 0 {
+			full[unfit].Store(true)
+			planted = time.Now()
+		}
+		return false
+	})
+	n := c.nodes[unfit]
+	ofNode := func(e *strandmqv1.ClusterEvent) bool { return e.GetNode() == uint64(n.b.cfg.Node) }
+	for i := range c.nodes {
+		a := c.api(i)
+		a.awaitEvent(t, coordinator.DiskLow, ofNode)
+		a.awaitEvent(t, coordinator.NodeUnfit, ofNode)
+		if e := a.awaitEvent(t, coordinator.LeadGiven, ofNode); e.GetTopic() != "orders" && e.GetTopic() != "" || e.GetAdvice() != "strandmq cluster status" {
+			t.Errorf("%v", e)
+		}
+	}
+	c.publish(0, "orders", "b", 10)
+	full[unfit].Store(false)
+	for i := range c.nodes {
+		a := c.api(i)
+		a.awaitEvent(t, coordinator.DiskRoom, ofNode)
+		a.awaitEvent(t, coordinator.NodeFit, ofNode)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/strandmq/strandmq/coordinator"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -143,6 +144,15 @@ func TestTooManyStreams(t *testing.T) {
 		err = sub.Err()
 	}
 	wantReason(t, err, "TOO_MANY_STREAMS")
+	inTime(t, "both refusals as events", func() bool {
+		n := uint64(0)
+		for _, e := range newAPI(t, b.URL()).eventsOf(t, &strandmqv1.ListEventsRequest{Kind: string(coordinator.MemoryLimit), Node: 1}).GetEvents() {
+			if n += e.GetCount(); !strings.Contains(e.GetText(), "TOO_MANY_STREAMS") || e.GetAdvice() != "strandmq doctor" {
+				t.Errorf("%v", e)
+			}
+		}
+		return n == 2
+	})
 	others[0].close()
 	s = a.publishStream(t, ctx(t))
 	sends(t, s, &strandmqv1.PublishBatch{Topic: "t", Messages: []*strandmqv1.Message{msg("k", "x")}})

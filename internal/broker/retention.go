@@ -33,7 +33,7 @@ type retention struct {
 	mu      sync.Mutex
 	held    map[partition.PartitionID]held  // guarded by mu: partitions that keep more than they should
 	bound   map[partition.PartitionID]bound // guarded by mu: those that may not grow further than they may hold
-	alarmed map[groupIn]bool                // guarded by mu: groups that are near their limit, and that was told
+	alarmed map[groupIn]bool                // guarded by mu: groups that are near their limit, and that was told; true: at it, too
 	stuck   map[partition.PartitionID]stuck // guarded by mu: those whose retention meets something that it cannot do
 }
 
@@ -261,7 +261,6 @@ func (r *retention) trim(ctx context.Context, t *coordinator.Topic, number int, 
 // note keeps what is held, and opens or shuts the partition for publishes.
 func (r *retention) note(t *coordinator.Topic, id partition.PartitionID, h held) {
 	r.mu.Lock()
-	before := r.held[id].groups
 	if len(h.groups) == 0 {
 		delete(r.held, id)
 	} else {
@@ -280,10 +279,6 @@ func (r *retention) note(t *coordinator.Topic, id partition.PartitionID, h held)
 		if x.part >= holdAlarm {
 			r.alarm(t, id, gid, x)
 		}
-		if x.part >= 1 && before[gid].part < 1 {
-			r.b.events.note(happening{kind: coordinator.HoldLimit, of: spot{id, true}, group: consumer.GroupID(gid),
-				text: fmt.Sprintf("it holds %s beyond the topic's retention, its %s: what is older goes unread, or publishes are refused where the topic says so", size(x.bytes), x.limit)})
-		}
 		if x.part >= 1 && t.Config.RefuseAtHold {
 			refused = &refusal{reason: "HOLD_LIMIT", retryAfter: 5 * time.Second, text: fmt.Sprintf(
 				"%s takes no messages: group %s holds %s beyond the topic's retention, its %s, and the topic loses nothing: let the group catch up, raise its limit, or delete it",
@@ -295,14 +290,19 @@ func (r *retention) note(t *coordinator.Topic, id partition.PartitionID, h held)
 	}
 }
 
-// alarm logs that a group is near its limit, once until it is not any more.
+// alarm tells that a group is near its limit, and that it is at it, each once until it is
+// not near any more.
 func (r *retention) alarm(t *coordinator.Topic, id partition.PartitionID, g coordinator.GroupID, x hold) {
 	in := groupIn{id, consumer.GroupID(g)}
 	r.mu.Lock()
-	told := r.alarmed[in]
-	r.alarmed[in] = true
+	at, near := r.alarmed[in]
+	r.alarmed[in] = at || x.part >= 1
 	r.mu.Unlock()
-	if told {
+	if x.part >= 1 && !at {
+		r.b.events.note(happening{kind: coordinator.HoldLimit, of: spot{id, true}, group: in.group,
+			text: fmt.Sprintf("it holds %s beyond the topic's retention, its %s: what is older goes unread, or publishes are refused where the topic says so", size(x.bytes), x.limit)})
+	}
+	if near {
 		return
 	}
 	r.b.log.Warn("a group that holds is near its limit", "topic", t.Name, "partition", r.b.partitionName(id), "group", r.b.groupName(g),

@@ -8,6 +8,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -271,6 +272,10 @@ func TestRetentionHold(t *testing.T) {
 		g := a.describe(t, "t", "slow").GetPartitions()[0]
 		return len(g.GetStalls()) > 0 && g.GetStalls()[0].GetReason() == "HOLD_LIMIT" && g.GetHeldBytes() >= 20_000
 	})
+	if e := a.awaitEvent(t, coordinator.HoldLimit, anyEvent); e.GetTopic() != "t" || e.GetGroup() != "slow" || e.Partition == nil || e.GetNode() != 0 ||
+		!strings.Contains(e.GetText(), "hold_limit_bytes of") || e.GetAdvice() != "strandmq group describe t slow" {
+		t.Errorf("%v", e)
+	}
 	until(t, "a metric tells of the limit", func() bool { // what was counted for it may be a moment old
 		_, metrics := get(t, b.URL()+"/metrics")
 		return strings.Contains(metrics, `strandmq_group_hold_limit_ratio{group="slow",topic="t"} 1`)
@@ -310,6 +315,7 @@ func TestRetentionHold(t *testing.T) {
 	if s := part.GetStalls(); len(s) == 0 || s[0].GetReason() != "HOLD_ALARM" && s[0].GetReason() != "HOLD_LIMIT" {
 		t.Errorf("no alarm: %v", s)
 	}
+	a.awaitEvent(t, coordinator.HoldLimit, func(e *strandmqv1.ClusterEvent) bool { return e.GetTopic() == "u" && e.GetGroup() == "slow" })
 }
 
 // What all groups of a work queue settled goes, and nothing else.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/strandmq/strandmq/coordinator"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"google.golang.org/protobuf/proto"
 )
@@ -82,5 +83,47 @@ func TestGroupStandsBeforeRot(t *testing.T) {
 	}
 	if _, err := a.groups.DeleteGroup(ctx(t), &strandmqv1.DeleteGroupRequest{Topic: "t", Group: "newer", Confirm: "newer"}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A message that waits behind another of its key is damaged meanwhile, and the group has
+// become an at-most-once one: it is handed out, cannot be read, and that is told.
+func TestLostUnreadIsTold(t *testing.T) {
+	dir := t.TempDir()
+	b := start(t, dir)
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 1)
+	a.group(t, "t", "g", patient())
+	a.store(t, "t", msg("k", "first"))
+	a.store(t, "t", msg("k", strings.Repeat("0123456789", 50_000)))
+	a.store(t, "t", msg("other", "behind both"))
+	ds := a.receive(t, "t", "g", "m", 10)
+	if len(ds) != 2 || ds[0].GetOffset() != 0 || ds[1].GetOffset() != 2 {
+		t.Fatalf("%v", ds)
+	}
+	a.done(t, "t", "g", ds[1], ack, "")
+	once := patient()
+	once.AtMostOnce = new(true)
+	if _, err := a.groups.AlterGroup(ctx(t), &strandmqv1.AlterGroupRequest{Topic: "t", Group: "g", Policy: once}); err != nil {
+		t.Fatal(err)
+	}
+	a.done(t, "t", "g", ds[0], nack, "not yet")
+	if err := b.Close(); err != nil {
+		t.Fatal(err)
+	}
+	rot(t, dir)
+	b = start(t, dir)
+	a = newAPI(t, b.URL())
+	inTime(t, "nothing is left", func() bool {
+		for _, d := range a.receive(t, "t", "g", "m", 10) {
+			if d.GetOffset() == 1 {
+				t.Fatal("what cannot be read was handed out")
+			}
+		}
+		return a.describe(t, "t", "g").GetCounts().GetLag() == 0
+	})
+	if e := a.awaitEvent(t, coordinator.LostUnread, anyEvent); e.GetTopic() != "t" || e.GetGroup() != "g" || e.Partition == nil || e.GetCount() != 1 ||
+		!strings.Contains(e.GetText(), "the message at offset 1 cannot be read") || e.GetAdvice() != "strandmq group describe t g" {
+		t.Errorf("%v", e)
 	}
 }
