@@ -196,7 +196,7 @@ func (r *consuming) run(ctx context.Context) error {
 		select {
 		case f := <-frames:
 			if !r.s.open {
-				r.s.open = true
+				r.s.began(f)
 				waits.Reset()
 				r.x.c.log.Info("a session began", "topic", r.x.topic, "group", r.x.group, "member", r.x.member, "node", r.s.node.url, "session", f.GetSession())
 			}
@@ -284,22 +284,36 @@ func (r *consuming) join() {
 }
 
 // speak gives the writer the next frame, if it is free and there is enough to tell, or
-// what gathered is due. It tells how many handlers run, and the shortest ack deadline.
+// what gathered is due, or a sign of life. It tells how many handlers run, and the
+// shortest time in which something has to be done.
 func (r *consuming) speak() (running int, shortest int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	running, shortest = len(r.hand.running), r.hand.every
-	if r.s == nil || !r.s.open || !r.s.free || r.left || !r.due && !r.hand.pressing() {
+	if r.s == nil || !r.s.open {
 		return running, shortest
 	}
-	r.due = false
-	f := r.hand.frame()
-	if f == nil && r.draining && r.hand.idle() {
-		f = &strandmqv1.ConsumeRequest{Leave: true}
-		r.left = true
+	if r.s.every > 0 && (shortest == 0 || r.s.every < shortest) {
+		shortest = r.s.every
+	}
+	if !r.s.free || r.left {
+		return running, shortest
+	}
+	var f *strandmqv1.ConsumeRequest
+	if r.due || r.hand.pressing() {
+		r.due = false
+		f = r.hand.frame()
+		if f == nil && r.draining && r.hand.idle() {
+			f = &strandmqv1.ConsumeRequest{Leave: true}
+			r.left = true
+		}
+	}
+	now := r.now()
+	if f == nil && r.s.every > 0 && now-r.s.spoke >= r.s.every {
+		f = &strandmqv1.ConsumeRequest{} // with nothing in it: a sign of life
 	}
 	if f != nil {
-		r.s.free = false
+		r.s.free, r.s.spoke = false, now
 		r.s.out <- f
 	}
 	return running, shortest

@@ -30,8 +30,19 @@ type session struct {
 	cut    context.CancelCauseFunc
 
 	// Those of Run's goroutine.
-	open bool // the first frame came
-	free bool // the writer is
+	open  bool  // the first frame came
+	free  bool  // the writer is
+	every int64 // how often the member gives a sign of life, in milliseconds; 0: not
+	spoke int64 // when it sent something, in milliseconds since Run began
+}
+
+// began takes the first frame. Signs come so often that one or two may be late.
+func (s *session) began(f *strandmqv1.ConsumeResponse) {
+	s.open = true
+	if timeout := f.GetSessionTimeoutMs(); timeout > 0 {
+		s.every = max(1, timeout/4)
+		s.spoke = -timeout // the first one at once: what comes has to go on
+	}
 }
 
 var errSilent = errors.New("the broker has sent nothing for a whole session timeout")

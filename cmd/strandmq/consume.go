@@ -283,7 +283,9 @@ func (c *consumption) took(n int) {
 	}
 }
 
-// pollTime is how long a Receive waits: short when an empty answer is news.
+// pollTime is how long a Receive waits: short when an empty answer is news, and never
+// long, since the broker takes a member that waits for one that lives: a process that
+// stands still is missed when this is over, and then the session timeout.
 func (c *consumption) pollTime() time.Duration {
 	switch {
 	case c.f.untilEmpty:
@@ -291,7 +293,7 @@ func (c *consumption) pollTime() time.Duration {
 	case !c.waited:
 		return time.Second // then it is told why there is nothing
 	}
-	return 20 * time.Second
+	return 5 * time.Second
 }
 
 // finished judges an empty answer under --until-empty.

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -53,7 +55,8 @@ type frame struct {
 // Member and session live as long as the member takes frames: one goes out at
 // least every third of the session timeout, and the sender is cut when a frame
 // is not taken within a whole one. So the attendant speaks for the member to the
-// coordinator as often as it comes by.
+// coordinator as often as it comes by. A member that sends signs of life has to go on
+// sending something, too: see still.
 type attendant struct {
 	attendance
 	b      *Broker
@@ -68,6 +71,11 @@ type attendant struct {
 
 	taken int64           // serve's: counted for the frame that it has
 	short <-chan struct{} // serve's: closed when there may be memory for a frame; nil: not waited for
+
+	signs   atomic.Bool // the member sends signs of life: see still
+	waits   atomic.Bool // the goroutine that reads waits for a frame
+	moved   uint64      // deliver's: what flow.moved was at the last beat
+	without int         // deliver's: beats in a row without anything from the member
 
 	wake chan struct{} // one place: serve has something to look at
 	sent chan struct{} // one place: a frame went out
@@ -224,7 +232,7 @@ func (a *attendant) serve(ctx context.Context) error {
 
 // deliver sends frames until the stream ends.
 func (a *attendant) deliver(ctx context.Context) ending {
-	beat := time.NewTicker(a.b.cfg.SessionTimeout / 6)
+	beat := time.NewTicker(a.b.cfg.SessionTimeout / beats)
 	defer beat.Stop()
 	out := frame{first: true}
 	shares, changed, err := a.assign(nil)
@@ -263,6 +271,9 @@ func (a *attendant) deliver(ctx context.Context) ending {
 				shares, out.assignment = now, assignmentOf(now)
 			}
 		case <-beat.C:
+			if a.still() {
+				return ending{a.silent(), true}
+			}
 			if _, err := a.b.members.Heartbeat(ctx, coordinator.GroupID(a.group), a.member, a.session); err != nil {
 				return a.ended(err)
 			}
@@ -280,6 +291,31 @@ func (a *attendant) deliver(ctx context.Context) ending {
 			return ending{a.b.stopping(), false}
 		}
 	}
+}
+
+// beats is how often in a session timeout the attendant speaks for its member.
+const beats = 6
+
+// still tells at a beat whether the member has been silent for a whole session timeout, if
+// it sends signs of life. Its kernel takes frames and answers pings also while the process
+// stands still, so that they come is all that there is to see. Beats are counted and not
+// time, since this process may have stood still itself, with signs that nobody has read.
+func (a *attendant) still() bool {
+	moved := a.flow.moved.Load()
+	if !a.signs.Load() || !a.waits.Load() || moved != a.moved {
+		a.moved, a.without = moved, 0
+		return false
+	}
+	a.without++
+	return a.without > beats
+}
+
+// silent is the end of a stream whose member stands still. When it comes back it may begin
+// another session at once, unlike one whose name another process has.
+func (a *attendant) silent() error {
+	r := refuse("SESSION_ENDED", "session", "member %s sent signs of life, and then nothing for %v: open another stream", plain.Quote(a.member), a.b.cfg.SessionTimeout)
+	r.retryAfter = time.Millisecond
+	return r
 }
 
 // fill takes what is there to tell. An ending comes behind the settlements that

@@ -65,3 +65,36 @@ func TestSettlingIsBounded(t *testing.T) {
 		}
 	}
 }
+
+// A member is missed when it has sent signs of life, and then nothing for all beats of a
+// session timeout. One that never sent any is not, nor is one whose frames wait to be
+// read or are held back.
+func TestStill(t *testing.T) {
+	for _, c := range []struct {
+		name         string
+		signs, waits bool
+		moves        bool // something comes at each beat
+		missed       bool
+	}{
+		{"silent", true, true, false, true},
+		{"without signs", false, true, false, false},
+		{"not read", true, false, false, false},
+		{"speaks", true, true, true, false},
+	} {
+		a := &attendant{flow: &flow{}}
+		a.signs.Store(c.signs)
+		a.waits.Store(c.waits)
+		missed := 0
+		for i := 1; i <= 3*beats && missed == 0; i++ {
+			if c.moves && i%beats == 0 {
+				a.flow.moved.Add(1)
+			}
+			if a.still() {
+				missed = i
+			}
+		}
+		if (missed > 0) != c.missed || c.missed && missed != beats+1 {
+			t.Errorf("%s: missed at beat %d", c.name, missed)
+		}
+	}
+}

@@ -113,14 +113,24 @@ func (a *attendant) read(ctx context.Context, req *strandmqv1.ConsumeRequest, re
 			return ending{nil, false}
 		}
 		var err error
+		a.waits.Store(true)
 		req, err = receive()
+		a.waits.Store(false)
 		if errors.Is(err, io.EOF) {
 			return ending{nil, false}
 		}
 		if err != nil {
 			return ending{err, true}
 		}
+		if isSign(req) {
+			a.signs.Store(true)
+		}
 	}
+}
+
+// isSign tells a frame with nothing in it, which is a sign of life.
+func isSign(req *strandmqv1.ConsumeRequest) bool {
+	return req.GetOpen() == nil && req.GetCredits() == 0 && len(req.GetSettlements()) == 0 && !req.GetLeave()
 }
 
 // take does what one frame of a member asks.

@@ -34,7 +34,8 @@ type flow struct {
 	// change it before it writes.
 	takeTime time.Duration
 
-	held  int64 // of the frame that is being read
+	held  int64         // of the frame that is being read
+	moved atomic.Uint64 // grows while something comes, or is held back here
 	slow  atomic.Bool
 	in    *time.Timer // cuts a frame that does not arrive
 	inOn  bool
@@ -80,6 +81,7 @@ func flowOf(ctx context.Context) *flow {
 func (f *flow) Read(p []byte) (int, error) {
 	n, err := f.body.Read(p)
 	if n > 0 {
+		f.moved.Add(1)
 		if !f.inOn {
 			f.inOn = true
 			f.in.Reset(f.guard.bodyTime)
@@ -120,6 +122,7 @@ func (f *flow) waitForRoom() *refusal {
 			return &refusal{reason: "BUSY", retryAfter: 100 * time.Millisecond, text: "too many requests are being read at once: wait and open the stream again"}
 		}
 		<-look.C
+		f.moved.Add(1)
 	}
 	return nil
 }

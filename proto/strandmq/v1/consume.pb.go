@@ -1337,7 +1337,8 @@ func (x *Assignment) GetShares() []*PartitionShare {
 	return nil
 }
 
-// ConsumeRequest is one frame of a client: each field is optional.
+// ConsumeRequest is one frame of a client: each field is optional. One with nothing
+// in it is a sign of life; who has sent one must go on (docs/streams.md).
 type ConsumeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What is consumed: in the first frame, and in no other.

@@ -742,7 +742,8 @@ export const AssignmentSchema: GenMessage<Assignment> = /*@__PURE__*/
   messageDesc(file_strandmq_v1_consume, 16);
 
 /**
- * ConsumeRequest is one frame of a client: each field is optional.
+ * ConsumeRequest is one frame of a client: each field is optional. One with nothing
+ * in it is a sign of life; who has sent one must go on (docs/streams.md).
  *
  * @generated from message strandmq.v1.ConsumeRequest
  */
