@@ -229,3 +229,9 @@ func deadlinePassed(err error) bool {
 	var ce *connect.Error
 	return errors.As(err, &ce) && ce.Code() == connect.CodeDeadlineExceeded
 }
+
+// notThere tells whether a broker has no such call: it is of an earlier version.
+func notThere(err error) bool {
+	var ce *connect.Error
+	return errors.As(err, &ce) && ce.Code() == connect.CodeUnimplemented
+}

@@ -60,6 +60,10 @@ func TestDoctorOnThree(t *testing.T) {
 
 	third.kill()
 	diagnoses(t, second.url, doctor.NodeDown)
+	until(t, "since when", func() bool {
+		_, whole, _ := examine(t, second.url)
+		return strings.Contains(whole, "ago: strandmq events --kind NODE_SILENT --node n3")
+	})
 	second.kill()
 	diagnoses(t, first.url, doctor.NoQuorum)
 	if _, whole, _ := examine(t, first.url); !strings.Contains(whole, "n2 and n3 are away") || !strings.Contains(whole, "not asked: ") {

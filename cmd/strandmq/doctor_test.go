@@ -341,9 +341,10 @@ func TestDoctorSeesFullDisk(t *testing.T) {
 		return granted(t, dial(full.URL()).node.NodeInfo, &strandmqv1.NodeInfoRequest{}).GetDisk().GetLow()
 	})
 	diagnoses(t, full.URL(), doctor.DiskFull)
-	if _, whole, _ := examine(t, full.URL()); !strings.Contains(whole, "topic orders takes ") {
-		t.Errorf("nothing says what fills it:\n%s", whole)
-	}
+	until(t, "what fills it, and since when", func() bool {
+		_, whole, _ := examine(t, full.URL())
+		return strings.Contains(whole, "topic orders takes ") && strings.Contains(whole, "ago: strandmq events --kind DISK_LOW --node n1")
+	})
 }
 
 // A node whose disk is nearly too full.

@@ -138,6 +138,7 @@ func (a *app) inquire(ctx context.Context, topic, group string, apart time.Durat
 	q.look(false)
 	if whole {
 		q.closely()
+		q.events()
 	}
 	q.silent()
 	q.facts.Now = time.Now().Add(q.ahead).UnixMilli()

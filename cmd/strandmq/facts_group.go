@@ -164,3 +164,17 @@ func (q *inquiry) letters(g *doctor.Group) {
 		g.Dead = append(g.Dead, l)
 	}
 }
+
+// events asks what happened before: a look at the present does not tell since when.
+func (q *inquiry) events() {
+	res, err := one(q, q.asked.cluster.ListEvents, &strandmqv1.ListEventsRequest{})
+	if err != nil && !notThere(err) {
+		q.unreached("the events", err)
+	}
+	for _, e := range res.GetEvents() {
+		q.facts.Events = append(q.facts.Events, doctor.Event{
+			Kind: e.GetKind(), Topic: e.GetTopic(), Group: e.GetGroup(), Node: e.GetNode(), Count: e.GetCount(),
+			First: unixMillis(e.GetFirst()), Last: unixMillis(e.GetLast()),
+		})
+	}
+}

@@ -41,6 +41,7 @@ func Diagnose(f *Facts, o Options) []Finding {
 	for i := range f.Groups {
 		d.group(&f.Groups[i])
 	}
+	d.history()
 	sortFindings(d.found)
 	return d.found
 }

@@ -213,3 +213,51 @@ func TestCheck(t *testing.T) {
 		}
 	}
 }
+
+// What happened before is told of the finding that it explains, and of no other.
+func TestHistory(t *testing.T) {
+	minute := time.Minute.Milliseconds()
+	f := three()
+	f.Events = []Event{
+		{Kind: "CIRCUIT_OPENED", Topic: "orders", Group: "billing", Count: 2, First: now - 40*minute, Last: now - 39*minute},
+		{Kind: "CIRCUIT_OPENED", Topic: "orders", Group: "billing", Count: 10, First: now - 20*minute, Last: now - 3*minute},
+		{Kind: "CIRCUIT_OPENED", Topic: "orders", Group: "other", Count: 5, First: now, Last: now},
+		{Kind: "CIRCUIT_CLOSED", Topic: "orders", Group: "billing", Count: 5, First: now, Last: now},
+		{Kind: "NODE_SILENT", Node: 3, Count: 1, First: now - minute, Last: now - minute},
+		{Kind: "NODE_SILENT", Node: 2, Count: 1, First: now - 60*minute, Last: now - 60*minute},
+		{Kind: "OF_A_LATER_VERSION", Count: 1},
+	}
+	says := func(cause Cause, want ...string) {
+		t.Helper()
+		for _, x := range Diagnose(f, Options{}) {
+			if x.Cause != cause {
+				continue
+			}
+			evidence := strings.Join(x.Evidence, "\n")
+			for _, w := range want {
+				if !strings.Contains(evidence, w) {
+					t.Errorf("%s does not say %q:\n%s", cause, w, evidence)
+				}
+			}
+			if n := strings.Count(evidence, "strandmq events"); n > 1 {
+				t.Errorf("%s is told of %d times:\n%s", cause, n, evidence)
+			}
+			return
+		}
+		t.Errorf("no %s", cause)
+	}
+	g := &f.Groups[0]
+	g.Now.Lag, g.Circuits = 5, []Circuit{{}}
+	says(CircuitOpen, "CIRCUIT_OPENED 12 since 40m ago, the last 3m ago: strandmq events --kind CIRCUIT_OPENED --topic orders --group billing")
+	g.Circuits = nil
+	g.Compared, g.Now.Lost, g.Before.Lost = true, 3, 0
+	says(ConsumerCrashes, "not heard of 1m ago: n3; ")
+	f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute}
+	says(NodeDown, "NODE_SILENT once 1m ago: strandmq events --kind NODE_SILENT --node n3")
+	// Alone it is no fault: it is over.
+	past := three()
+	past.Events = f.Events
+	if found := Diagnose(past, Options{}); len(found) != 0 {
+		t.Errorf("%v", found)
+	}
+}

@@ -11,6 +11,7 @@ type Facts struct {
 	Nodes   []Node
 	Topics  []Topic
 	Groups  []Group
+	Events  []Event
 	// Unreached is what could not be asked, and why: the findings are without it.
 	Unreached []Unreached
 }
@@ -122,6 +123,15 @@ type Group struct {
 	Losses      []Loss
 	Dead        []Letter // some, the newest first
 	Suspects    []Letter // some messages that failed and are not settled
+}
+
+// Event is what the cluster did by itself, or what happened to it, once or several times.
+type Event struct {
+	Kind         string
+	Topic, Group string // empty: it is of none
+	Node         uint64 // 0: of none
+	Count        uint64
+	First, Last  int64
 }
 
 // Counts are a group's, over all partitions.
