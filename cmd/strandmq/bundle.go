@@ -41,8 +41,8 @@ func (a *app) debugBundle() *cobra.Command {
 	c := command(&cobra.Command{
 		Use:   "bundle",
 		Short: "Write a file for whoever helps: state, findings and metrics, without messages",
-		Long: `Writes one file with what there is to know about a cluster: versions, nodes, topics,
-groups, what doctor sees and finds, and the metrics of every node that answers. It has
+		Long: `Writes one file with what there is to know about a cluster: versions, nodes, events,
+topics, groups, what doctor sees and finds, and the metrics of every node that answers. It has
 no bodies, headers, keys or ids of messages, no reasons that handlers gave (they are
 numbered instead), no tokens and no certificates. Names of topics, groups and members,
 and addresses of nodes, are in it. MANIFEST says what is in it and what is not.
@@ -269,11 +269,16 @@ func fetch(ctx context.Context, url string) ([]byte, error) {
 	return io.ReadAll(io.LimitReader(res.Body, mostPage))
 }
 
-// holdings adds the cluster, its topics and its groups.
+// holdings adds the cluster, its events, its topics and its groups.
 func (b *bundle) holdings(q *inquiry, facts *doctor.Facts) error {
 	if res, err := one(q, q.asked.cluster.DescribeCluster, &strandmqv1.DescribeClusterRequest{}); err != nil {
 		b.without("the cluster's nodes", err)
 	} else if err := b.message("cluster.json", "nodes, what moves, what is stuck", res); err != nil {
+		return err
+	}
+	if res, err := one(q, q.asked.cluster.ListEvents, &strandmqv1.ListEventsRequest{}); err != nil {
+		b.without("the events", err)
+	} else if err := b.message("events.json", "what the cluster did by itself, the last 1,000", res); err != nil {
 		return err
 	}
 	if res, err := one(q, q.asked.groups.ListGroups, &strandmqv1.ListGroupsRequest{}); err != nil {

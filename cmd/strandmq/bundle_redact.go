@@ -79,6 +79,14 @@ var plainFields = map[protoreflect.Name]bool{
 	"fault": true, "fault_reason": true, "reason": true, "cause": true,
 }
 
+// plainOf are those that may leave of one kind of message only. What an event was is the
+// broker's own words, without keys, ids and reasons of handlers.
+//
+//nolint:gochecknoglobals // a constant that Go cannot spell as one
+var plainOf = map[protoreflect.FullName]bool{
+	"strandmq.v1.ClusterEvent.kind": true, "strandmq.v1.ClusterEvent.text": true, "strandmq.v1.ClusterEvent.advice": true,
+}
+
 // message takes it out of a description by the API.
 func (r *redactor) message(m proto.Message) {
 	r.walk(m.ProtoReflect())
@@ -95,7 +103,7 @@ func (r *redactor) walk(m protoreflect.Message) {
 			}
 		case f.Message() != nil:
 			r.walk(v.Message())
-		case f.Kind() == protoreflect.BytesKind, f.Kind() == protoreflect.StringKind && !plainFields[f.Name()]:
+		case f.Kind() == protoreflect.BytesKind, f.Kind() == protoreflect.StringKind && !plainFields[f.Name()] && !plainOf[f.FullName()]:
 			if f.Kind() == protoreflect.StringKind && !f.IsList() && f.Name() == "key" {
 				m.Set(f, protoreflect.ValueOfString(r.word("key", v.String())))
 				break

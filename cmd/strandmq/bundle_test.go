@@ -84,6 +84,9 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	granted(t, p.api.publish.Publish, &strandmqv1.PublishRequest{Topic: "orders", Messages: []*strandmqv1.Message{message("SECRETKEY3", "SECRETID4")}})
 	fail(1, hour) // and one fails
 
+	until(t, "an event", func() bool {
+		return len(granted(t, p.api.cluster.ListEvents, &strandmqv1.ListEventsRequest{Kind: "KEY_PARKED"}).GetEvents()) > 0
+	})
 	files, talk, code := bundled(t, strings.Replace(url, "http://", "http://user:SECRETPASSWORD@", 1))
 	if code != exitDone {
 		t.Errorf("exit code %d: %s", code, talk)
@@ -98,7 +101,7 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	for name, want := range map[string]string{
 		"version.json": `"go":`, "environment.json": `"STRANDMQ_JOIN_TOKEN": "(set)"`, "cluster.json": `"nodes":`,
 		"nodes/n1/info.json": `"totalBytes":`, "nodes/n1/metrics.txt": "strandmq_build_info", "nodes/n1/readyz.txt": "[+] store",
-		"topics/orders.json": `"endOffset": "4"`, "groups/orders/g.json": `"reason": "PARKED"`, "groups.json": `"maxAttempts": 3`,
+		"events.json": `"kind": "KEY_PARKED"`, "topics/orders.json": `"endOffset": "4"`, "groups/orders/g.json": `"reason": "PARKED"`, "groups.json": `"maxAttempts": 3`,
 		"doctor/facts.json": "key-1", "doctor/findings.json": "PARKED", "MANIFEST": "nothing: all was asked",
 	} {
 		if !strings.Contains(files[name], want) {
@@ -138,11 +141,11 @@ func TestBundleNamesWhoIsAway(t *testing.T) {
 	t.Parallel()
 	f := startSquadron(t, loopback(t, 3))
 	f.nodes[2].kill()
-	files, talk, code := bundled(t, f.nodes[0].url)
+	files, talk, code := bundled(t, "http://"+f.nodes[2].listen+","+f.nodes[0].url)
 	if code != exitFailed || !strings.Contains(files["MANIFEST"], "  node n3: ") || !strings.Contains(talk, "node n3") {
 		t.Errorf("exit code %d: %s\n%s", code, talk, files["MANIFEST"])
 	}
-	for _, name := range []string{"nodes/n1/metrics.txt", "nodes/n2/metrics.txt", "nodes/n2/info.json"} {
+	for _, name := range []string{"nodes/n1/metrics.txt", "nodes/n2/metrics.txt", "nodes/n2/info.json", "events.json"} {
 		if files[name] == "" {
 			t.Errorf("%s is missing:\n%s", name, files["MANIFEST"])
 		}
