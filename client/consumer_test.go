@@ -254,6 +254,44 @@ func TestMaxHold(t *testing.T) {
 	}
 }
 
+// A handler that ended well when its delivery had lapsed for the last time left a dead
+// letter. When that is replayed, it is handled again.
+func TestReplayIsHandledAgain(t *testing.T) {
+	b := strandmqtest.Start(t)
+	b.Topic(t, "orders", 1)
+	group(t, b.Client, "orders", "g", &strandmqv1.GroupPolicy{
+		AckDeadlineMs: ptr(int64(200)), MaxHoldMs: ptr(int64(400)), MaxAttempts: ptr(uint32(1)), BreakerFailedPercent: ptr(uint32(0)),
+	})
+	publishes(t, b.Client, "orders", 1, 1)
+	var replayed atomic.Int32
+	stop := runs(t, consumer(t, b.Client, "orders", "g"), func(ctx context.Context, d *client.Delivery) error {
+		if d.Replayed {
+			replayed.Add(1)
+			return nil
+		}
+		<-ctx.Done() // and it is done all the same
+		return nil
+	})
+	until(t, "the dead letter", func() bool { return counts(t, b.Client, "orders", "g").GetDead() == 1 })
+	// The next time nothing lapses.
+	if _, err := b.Client.Admin().AlterGroup(within(t), &strandmqv1.AlterGroupRequest{Topic: "orders", Group: "g", Policy: &strandmqv1.GroupPolicy{
+		AckDeadlineMs: ptr(time.Hour.Milliseconds()), MaxHoldMs: ptr(time.Hour.Milliseconds()),
+	}}); err != nil {
+		t.Fatal(err)
+	}
+	replays(t, b.URL, "orders", "g")
+	until(t, "all", func() bool {
+		n := counts(t, b.Client, "orders", "g")
+		return n.GetLag() == 0 && n.GetDead() == 0
+	})
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if n := replayed.Load(); n != 1 {
+		t.Errorf("what was replayed was handled %d times", n)
+	}
+}
+
 // A consumer that ends gives back what no handler has, at once, and its handlers
 // finish.
 func TestDrainReleases(t *testing.T) {

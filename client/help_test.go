@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"net/url"
 	"sync"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/strandmq/strandmq/client"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+	"github.com/strandmq/strandmq/proto/strandmq/v1/strandmqv1connect"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -56,6 +58,17 @@ func counts(t testing.TB, c *client.Client, topic, name string) *strandmqv1.Grou
 		t.Fatal(err)
 	}
 	return res.GetCounts()
+}
+
+// replays has all dead letters of a group delivered again.
+func replays(t testing.TB, url, topic, group string) {
+	t.Helper()
+	transport := &http.Transport{}
+	defer transport.CloseIdleConnections()
+	dead := strandmqv1connect.NewDeadLetterServiceClient(&http.Client{Transport: transport}, url)
+	if _, err := dead.ReplayDeadLetters(within(t), &strandmqv1.ReplayDeadLettersRequest{Topic: topic, Group: group, Which: &strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_All{All: true}}}); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // stored tells how many messages a topic has.

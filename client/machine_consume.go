@@ -67,7 +67,7 @@ type place struct {
 	offset    uint64
 }
 
-// remembered is a delivery that was handled, and whose ack got lost.
+// remembered is a delivery that was handled, and whose ack got lost or came too late.
 type remembered struct {
 	attempt   uint32
 	firstSeen int64
@@ -161,9 +161,10 @@ func (h *hand) pass(now int64) {
 	h.doubts = slices.ContainsFunc(h.running, h.doubtful)
 }
 
-// recall tells whether a handler was done with the message and its ack got lost. If
-// the group has begun anew with the message since, it was first seen later. The
-// attempt is the same when the broker took the message back uncharged.
+// recall tells whether a handler was done with the message and its ack got lost, or came
+// too late. If the group has begun anew with the message since, it was first seen later.
+// One that was replayed from the dead letters is to be handled again: somebody wants that.
+// The attempt is the same when the broker took the message back uncharged.
 func (h *hand) recall(t *task) bool {
 	p := t.place()
 	r, ok := h.acked[p]
@@ -172,7 +173,7 @@ func (h *hand) recall(t *task) bool {
 	}
 	delete(h.acked, p)
 	h.oldest = slices.DeleteFunc(h.oldest, func(x place) bool { return x == p })
-	return r.firstSeen == t.firstSeen() && r.attempt <= t.Attempt
+	return r.firstSeen == t.firstSeen() && r.attempt <= t.Attempt && !t.Replayed
 }
 
 func (t *task) place() place { return place{t.Partition, t.Offset} }
@@ -250,8 +251,8 @@ func (h *hand) decide(t *task, v *verdict) {
 	}
 }
 
-// remember keeps an ack that the broker may not have heard of. What asks for
-// another attempt has it, and a reject that was heard of may be replayed.
+// remember keeps an ack that the broker may not have heard of, or has refused. What asks
+// for another attempt has it, and a reject that was heard of may be replayed.
 func (h *hand) remember(t *task, v *verdict) {
 	if v != ackIt {
 		return
@@ -285,6 +286,7 @@ func (h *hand) confirm(r *strandmqv1.SettleRunResult, now int64) (gone []*task, 
 			h.held.drop(t)
 			if r.GetProblem() != nil {
 				h.late++
+				h.remember(t, t.verdict) // it comes again
 			}
 		case r.GetProblem() == nil:
 		case r.GetProblem().GetReason() == "HELD_TOO_LONG":

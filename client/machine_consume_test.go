@@ -215,6 +215,38 @@ func TestHandAfterALostSession(t *testing.T) {
 	_ = again
 }
 
+// A handler ended well, and its ack came when the delivery had lapsed: when the message
+// comes again it is acked, and not handled twice. What failed is tried again, what was
+// replayed from the dead letters is handled again, and so is what a reset brings back.
+func TestHandRemembersWhatCameTooLate(t *testing.T) {
+	h := newHand("t", "g", 100, 8)
+	arrives(t, h, 0, gives(t, 1, 1, 50, "0:a", "1:b", "2:c", "3:d"))
+	ts, _ := starts(h, 0)
+	for i, err := range []error{nil, nil, errors.New("no"), nil} {
+		h.finish(ts[i], judge(nil, err))
+	}
+	wants(t, "the frame", said(h.frame()), "+4 ACK 1-2 NACK 3-3 ACK 4-4")
+	arrives(t, h, 0, settled(1, 4, "STALE_DELIVERY"))
+	if h.late != 4 || h.held.n != 0 {
+		t.Errorf("%d late, %d held", h.late, h.held.n)
+	}
+	f := gives(t, 5, 2, 60, "0:a", "1:b", "2:c", "3:d")
+	f.Batches[0].Replayed = []uint32{1}
+	f.Batches[0].FirstSeenMs[3] = 60 // its time with the group begins anew
+	arrives(t, h, 0, f)
+	_, keys := starts(h, 0)
+	wants(t, "handled again", keys, "bcd")
+	wants(t, "told at once", said(h.frame()), "+1 ACK 5-5")
+	// Once it is acked, nothing is remembered of it.
+	arrives(t, h, 0, settled(5, 5, ""))
+	arrives(t, h, 0, gives(t, 9, 1, 60, "0:a"))
+	_, keys = starts(h, 0)
+	wants(t, "handled after all", keys, "a")
+	if len(h.acked) > 0 || len(h.oldest) > 0 {
+		t.Errorf("still remembered: %v, %v", h.acked, h.oldest)
+	}
+}
+
 // A group that begins anew with a message has it handled, whatever became of it
 // before.
 func TestHandAfterAReset(t *testing.T) {
