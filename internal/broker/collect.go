@@ -152,10 +152,10 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 			counter("group_circuit_opened_total", "Times that the group's circuit opened since the group was created.", groupLabels, opened, t.Name, g.Name)
 		}
 	}
-	if each.left {
+	if each.left || ctx.Err() != nil {
 		truncated = 1
 	}
-	gauge("scrape_truncated", "1 if there were more topics, groups and partitions than one scrape tells.", nil, truncated)
+	gauge("scrape_truncated", "1 if there were more topics, groups and partitions than one scrape tells, or than it had time for.", nil, truncated)
 }
 
 // age is how many seconds ago something was; 0 for nothing, and for what is to come by

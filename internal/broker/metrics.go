@@ -181,12 +181,15 @@ func (m *metrics) drop(of prometheus.Labels, named func(key [2]string) bool) {
 	}
 }
 
-// handler serves the registry, and what collect reads from the log. At most two
-// scrapes run at once, each for at most 5 s. Compressing would cost more than all else of a
-// scrape, for clients on this machine.
+// maxScrapes bounds the scrapes that are answered at once; more are refused with 503.
+const maxScrapes = 512
+
+// handler serves the registry, and what collect reads from the log, for at most 5 s.
+// Scrapes at once share it. Compressing would cost more than all else of a scrape, for
+// clients on this machine.
 func (m *metrics) handler(collect func(context.Context, chan<- prometheus.Metric)) http.Handler {
 	m.registry.MustRegister(collector(collect))
-	return promhttp.HandlerFor(m.registry, promhttp.HandlerOpts{MaxRequestsInFlight: 2, EnableOpenMetrics: true, DisableCompression: true})
+	return promhttp.HandlerFor(prometheus.GathererFunc(share(m.registry.Gather).Gather), promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, EnableOpenMetrics: true, DisableCompression: true})
 }
 
 // collector reads metrics when asked. Their names depend on what exists, so it
