@@ -19,6 +19,10 @@ type Batch struct {
 	b   *pebble.Batch
 	err error
 
+	// behind is the newest file of before tables with tombstones were taken in; 0: none
+	// were.
+	behind uint64
+
 	edits []logEdit
 	index map[uint64]int // of edits by partition, once there are many
 }
@@ -32,6 +36,7 @@ type logEdit struct {
 	// rewrote tells that entries were replaced; blind, that the log was damaged
 	// and is replaced as a whole, so that start says nothing.
 	rewrote, blind bool
+	erases         []Namespace // spaces with a tombstone over all that was there before
 }
 
 // Every Pebble batch begins with the row of the batch counter. Its value lies
@@ -252,6 +257,7 @@ func (b *Batch) ResetLog(p, index, term uint64) error {
 	if err := b.b.DeleteRange(appendPrefix(nil, nsEntry, p), appendPrefixEnd(nil, nsEntry, p), nil); err != nil {
 		return b.fail(err)
 	}
+	e.erases = append(e.erases, nsEntry)
 	base := link{index: index, term: term}
 	e.now.base, e.now.last, e.added = base, base, nil
 	return b.setBase(p, base)
@@ -347,6 +353,8 @@ func (b *Batch) DropPartition(p uint64) error {
 			return b.fail(err)
 		}
 	}
+	spaces := perPartition()
+	e.erases = append(e.erases, spaces[:]...)
 	e.now.base, e.now.last, e.added = link{}, link{}, nil
 	return nil
 }
@@ -460,6 +468,10 @@ func (s *Store) applyLocked(b *Batch, sync bool) (n uint64, err error) {
 		}
 	}
 	n = s.counter + 1
+	files := s.fs.newest.Load()
+	if b.behind != 0 {
+		files = b.behind
+	}
 	encodeCounter(b.b.Repr()[counterAt:counterAt+counterLen], s.counterKey, n)
 	if err := s.pebbleApply(b.b, sync); err != nil {
 		// The log writer may still hold the batch: it is not given back for
@@ -484,6 +496,7 @@ func (s *Store) applyLocked(b *Batch, sync bool) (n uint64, err error) {
 				delete(s.vanished, e.p)
 			}
 			if e.rewrote || e.now.base != e.start.base {
+				s.noteErased(e, files, n)
 				s.forgetDamage(e.p, e.now.base.index, e.rewrote)
 			}
 		}

@@ -39,7 +39,7 @@ func BenchmarkCommit(b *testing.B) {
 				}
 			})
 			b.Run(fmt.Sprintf("pebble/size=%d/partitions=%d", size, partitions), func(b *testing.B) {
-				s := &Store{cfg: Config{Dir: b.TempDir()}.withDefaults(), merges: newCompactions(time.Second)}
+				s := &Store{cfg: Config{Dir: b.TempDir()}.withDefaults(), merges: newCompactions(time.Second, func() {})}
 				s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail}
 				o := s.pebbleOptions(false)
 				o.FS = s.cfg.FS

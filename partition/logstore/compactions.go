@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"runtime"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -35,12 +36,14 @@ type compactions struct {
 	first, longest time.Duration
 	every          time.Duration // how often it is looked whether one more may run
 	ending         chan struct{}
+	undo           func() // has nothing reach the disk any more
 	once           sync.Once
 
 	mu       sync.Mutex
 	db       pebble.DBForCompaction
 	running  int
 	started  map[uint64]*grant // by goroutine, until they are done
+	spoiled  map[uint64]bool   // goroutines that cut a table at damage, and whether they are held
 	inRow    int               // failures that followed each other
 	quiet    time.Time         // with no failure until then, the row has ended
 	again    chan struct{}     // closed: what failed may be tried again
@@ -50,13 +53,14 @@ type compactions struct {
 	stop     chan struct{}
 }
 
-func newCompactions(first time.Duration) *compactions {
+func newCompactions(first time.Duration, undo func()) *compactions {
 	c := &compactions{
+		undo: undo,
 		// An hour for a second: each try gathers the newest tables anew, and
 		// what is merged between two tries stays apart from what was before.
 		first: first, longest: 4096 * first, every: max(first/10, time.Millisecond),
 		ending: make(chan struct{}), again: make(chan struct{}), stop: make(chan struct{}),
-		started: make(map[uint64]*grant),
+		started: make(map[uint64]*grant), spoiled: make(map[uint64]bool),
 	}
 	c.granted = sync.NewCond(&c.mu)
 	return c
@@ -71,6 +75,27 @@ func (c *compactions) failed() {
 	if g := c.started[id]; g != nil {
 		g.met = true
 	}
+	if cutting() {
+		c.spoiled[id] = false
+	}
+}
+
+// cutting tells whether this goroutine cuts a table: a compaction that takes away what a
+// deleted range covers, and nothing else, makes what is left of a table on either side a
+// table of its own, and looks for its first or last key. Damage there is no key to
+// Pebble, and it would go on without that side, and without all rows in it.
+func cutting() bool {
+	var pcs [64]uintptr
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(2, pcs[:])])
+	for {
+		f, more := frames.Next()
+		if strings.HasSuffix(f.Function, ".exciseTable") {
+			return true
+		}
+		if !more {
+			return false
+		}
+	}
 }
 
 // worked tells that what runs in this goroutine has done its work, or failed. It
@@ -78,6 +103,15 @@ func (c *compactions) failed() {
 func (c *compactions) worked() {
 	id := goroutine()
 	c.mu.Lock()
+	if _, spoiled := c.spoiled[id]; spoiled {
+		c.spoiled[id] = true
+		c.mu.Unlock()
+		// What it has done must not be, so it does not end. When it has to, nothing of
+		// it reaches the disk.
+		<-c.ending
+		c.undo()
+		return
+	}
 	g := c.started[id]
 	if g == nil || !g.met || g.paused {
 		c.mu.Unlock()

@@ -2,6 +2,8 @@ package logstore
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -76,4 +78,72 @@ func TestCompactionsBesideDamage(t *testing.T) {
 	if err := s.Close(); err != nil {
 		t.Error(err)
 	}
+}
+
+// A partition is erased, and the table in which its entries are has a damaged block right
+// behind them. To Pebble what is left of the table ends there, and all entries behind the
+// damage would be gone.
+func TestCutAtDamage(t *testing.T) {
+	t.Parallel()
+	const partitions, entries = 4, 90
+	mem := newMem()
+	cfg := testConfig(mem)
+	s := mustOpen(t, cfg)
+	name := func(p uint64, i int) []byte { return fmt.Appendf(nil, "entry %d of p%d, %0100d", i, p, i) }
+	fill := func(p uint64) {
+		t.Helper()
+		var es []Entry
+		for i := 1; i <= entries; i++ {
+			es = append(es, Entry{Index: uint64(i), Term: 1, Data: name(p, i)})
+		}
+		commit(t, s, func(b *Batch) { _ = b.Append(p, es) })
+	}
+	for p := uint64(1); p <= partitions; p++ {
+		fill(p)
+	}
+	must(t, s.MergeNow())
+	img := takeImage(t, mem)
+	file := img.rot(t, name(2, 1)) // nobody has read it yet
+	f, err := mem.OpenReadWrite(file, vfs.WriteCategoryUnspecified)
+	must(t, err)
+	_, err = f.WriteAt(img[file], 0)
+	must(t, errors.Join(err, f.Close()))
+	commit(t, s, func(b *Batch) { _ = b.DropPartition(1) })
+	must(t, s.flush())
+	until(t, "the table is to be cut", func() bool {
+		s.merges.mu.Lock()
+		defer s.merges.mu.Unlock()
+		for _, held := range s.merges.spoiled {
+			if held {
+				return true
+			}
+		}
+		return false
+	})
+	look := func() {
+		t.Helper()
+		if err := s.verify(2); !errors.As(err, new(*ErrDamaged)) {
+			t.Fatalf("p2, which is damaged: %v", err)
+		}
+		for p := uint64(3); p <= partitions; p++ {
+			must(t, s.verify(p))
+			if last, err := s.LastIndex(p); err != nil || last != entries {
+				t.Fatalf("p%d ends at entry %d, %v", p, last, err)
+			}
+		}
+	}
+	look()
+	for p := uint64(partitions + 1); p < partitions+3; p++ { // it works, and comes back as it was
+		fill(p)
+		must(t, s.Close())
+		s = mustOpen(t, cfg)
+		must(t, s.verify(p))
+		look()
+	}
+	// Once nobody needs the block any more the table is merged.
+	commit(t, s, func(b *Batch) { _ = b.DropPartition(2) })
+	fill(1)
+	fill(2)
+	must(t, s.MergeNow())
+	must(t, errors.Join(s.verify(1), s.verify(2), s.verify(3), s.Close()))
 }

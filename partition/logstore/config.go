@@ -79,6 +79,8 @@ type Config struct {
 	unsynced bool
 	// tableBytes is how large tables get; 0 leaves it to the engine.
 	tableBytes int64
+	// blockBytes is how large blocks get; 0 leaves it to the engine.
+	blockBytes int
 	// pause is how long compactions wait after one that met damage, at first.
 	pause time.Duration
 }

@@ -91,6 +91,9 @@ func (s *Store) forgetDamage(p, base uint64, all bool) {
 		delete(s.told, damageKey(d.File, d.What, d.Ranges))
 		return true
 	})
+	if len(s.damage) == 0 {
+		s.fs.rot.Store(false)
+	}
 	if len(s.damage) < had {
 		s.merges.retry()
 	}
@@ -113,6 +116,20 @@ func (s *Store) nameRot(rot *rotError) {
 
 // rangesOf says what a file may hold, by the MANIFEST as it is on disk.
 func (s *Store) rangesOf(name string) []Range {
+	m := s.manifest()
+	if m == nil {
+		return nil
+	}
+	for f, rs := range m.files() {
+		if f.name == name {
+			return tidy(rs)
+		}
+	}
+	return nil
+}
+
+// manifest reads the MANIFEST as it is on disk; nil if that cannot be done.
+func (s *Store) manifest() *manifestState {
 	dir := s.pebbleDir()
 	num, _, err := currentManifest(s.cfg.FS, dir)
 	if err != nil {
@@ -127,12 +144,7 @@ func (s *Store) rangesOf(name string) []Range {
 	if _, _, err := scanRecords(data, 0, m.apply); err != nil {
 		return nil
 	}
-	for f, rs := range m.files() {
-		if f.name == name {
-			return tidy(rs)
-		}
-	}
-	return nil
+	return m
 }
 
 // isDamage tells damage from other errors.

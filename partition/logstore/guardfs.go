@@ -4,6 +4,7 @@ import (
 	"errors"
 	"io"
 	"os"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"time"
@@ -29,6 +30,10 @@ type guardFS struct {
 	watch  diskWatch
 	merges *compactions           // nil: there are none
 	lost   map[string]missingFile // set before Pebble opens, not changed afterwards
+	rot    atomic.Bool            // damage was met that is not gone
+	newest atomic.Uint64          // number of the newest of the engine's files
+	// dead gives what stands in for a block that does not read and nobody needs, or nil.
+	dead func(name string, at int64, n int) []byte
 }
 
 func (g *guardFS) fault(op, path string, err error) {
@@ -40,6 +45,7 @@ func (g *guardFS) fault(op, path string, err error) {
 
 // rotten tells that who reads here gets no data but damage.
 func (g *guardFS) rotten() {
+	g.rot.Store(true)
 	if g.merges != nil {
 		g.merges.failed()
 	}
@@ -68,7 +74,24 @@ func (g *guardFS) wrap(f vfs.File, path string) vfs.File {
 	return w
 }
 
+// created takes note of a file's number. They rise.
+func (g *guardFS) created(number uint64) {
+	for {
+		old := g.newest.Load()
+		if number <= old || g.newest.CompareAndSwap(old, number) {
+			return
+		}
+	}
+}
+
+// fileNumber is the number in the name of a file of the engine's; 0 if it has none.
+func fileNumber(base string) uint64 {
+	n, _ := strconv.ParseUint(strings.TrimRight(base, ".abcdefghijklmnopqrstuvwxyz"), 10, 64)
+	return n
+}
+
 func (g *guardFS) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	g.created(fileNumber(g.PathBase(name)))
 	if g.failed.Load() {
 		return &lostFile{name: name}, nil
 	}

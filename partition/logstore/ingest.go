@@ -416,9 +416,12 @@ func (im *Import) Switch(hs HardState, keep map[byte][]byte) error {
 	if err := b.SetHardState(im.p, hs); err != nil {
 		return err
 	}
-	b.edits = append(b.edits, logEdit{p: im.p, now: logState{base: im.base, last: im.at}, rewrote: true, blind: true})
+	spaces := perPartition()
+	b.edits = append(b.edits, logEdit{p: im.p, now: logState{base: im.base, last: im.at}, rewrote: true, blind: true, erases: spaces[:]})
+	defer s.dead.takesIn(im.p)()
 	var n uint64
 	s.commitMu.Lock()
+	b.behind = s.fs.newest.Load()
 	err := s.ingest(im.tables)
 	if err == nil {
 		// The hard state once more: if the list of tables should ever lose the

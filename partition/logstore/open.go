@@ -38,8 +38,9 @@ func Open(cfg Config) (*Store, error) {
 		wake:       make(chan struct{}, 1),
 		scrubNow:   make(chan struct{}, 1),
 	}
-	s.merges = newCompactions(s.cfg.pause)
-	s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail, merges: s.merges}
+	s.dead.erased, s.dead.coming, s.dead.looked = make(map[space]erasure), make(map[uint64]bool), make(map[place]*verdict)
+	s.merges = newCompactions(s.cfg.pause, s.stopDisk)
+	s.fs = &guardFS{FS: s.cfg.FS, syncs: &s.syncs, report: s.fail, merges: s.merges, dead: s.deadBlock}
 	if err := s.open(); err != nil {
 		// A write that failed on the way is the cause of whatever came later.
 		if f := s.failure.Load(); f != nil {
@@ -111,6 +112,7 @@ func (s *Store) open() error {
 	if f := s.failure.Load(); f != nil {
 		return f
 	}
+	s.knowPartitions()
 	s.pace.opened(s.cfg.MemTableBytes)
 	s.unsynced = s.cfg.unsynced // not before: what makes the store is always synced
 	s.stop, s.stopped, s.watched = make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -283,7 +285,7 @@ func (s *Store) create() error {
 	if err != nil {
 		return s.openError(err)
 	}
-	s.merges = newCompactions(s.cfg.pause)
+	s.merges = newCompactions(s.cfg.pause, s.stopDisk)
 	s.fs.merges = s.merges
 	if s.db, err = s.openPebble(false); err != nil {
 		return s.openError(err)

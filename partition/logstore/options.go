@@ -42,6 +42,7 @@ func (s *Store) pebbleOptions(readOnly bool) *pebble.Options {
 	for i := range o.Levels {
 		// Batches are compressed by who makes them or not at all.
 		o.Levels[i].Compression = func() *sstable.CompressionProfile { return sstable.NoCompression }
+		o.Levels[i].BlockSize = s.cfg.blockBytes
 		if s.cfg.Simulated {
 			o.Levels[i].BlockSize, o.Levels[i].IndexBlockSize = 1, 4<<10
 		}
@@ -52,7 +53,8 @@ func (s *Store) pebbleOptions(readOnly bool) *pebble.Options {
 	o.DisableTableStats = s.unsure || s.cfg.Simulated
 	// What takes a snapshot in has flushed before; every record of the log is a batch.
 	o.Experimental.DisableIngestAsFlushable = func() bool { return true }
-	o.Experimental.EnableDeleteOnlyCompactionExcises = func() bool { return true }
+	// No table is cut when it may be where it is damaged (see cutting).
+	o.Experimental.EnableDeleteOnlyCompactionExcises = func() bool { return !s.fs.rot.Load() }
 	o.Experimental.ValueSeparationPolicy = func() pebble.ValueSeparationPolicy {
 		return pebble.ValueSeparationPolicy{
 			Enabled:               true,

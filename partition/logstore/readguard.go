@@ -90,7 +90,7 @@ func (g *guardFS) openChecked(name string, opts []vfs.OpenOption) (vfs.File, err
 // checkedFile is a table or value file that is read.
 type checkedFile struct {
 	vfs.File
-	g    *guardFS
+	g    *guardFS // nil: whoever reads is not Pebble
 	name string
 	size int64
 }
@@ -112,11 +112,20 @@ func (f *checkedFile) ReadAt(p []byte, off int64) (int, error) {
 	if err == nil {
 		return n, nil
 	}
+	rot := &rotError{file: f.name, at: off, len: len(p), why: err}
+	if f.g == nil {
+		return n, rot
+	}
 	if f.g.failed.Load() {
 		return n, errStopped // files may end early now, and nothing is to be made of it
 	}
+	if isTable(f.name) {
+		if instead := f.g.dead(f.name, off, len(p)); instead != nil {
+			return copy(p, instead), nil
+		}
+	}
 	f.g.rotten()
-	return n, &rotError{file: f.name, at: off, len: len(p), why: err}
+	return n, rot
 }
 
 func (f *checkedFile) check(p []byte, off int64) error {

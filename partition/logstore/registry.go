@@ -116,6 +116,14 @@ func (g *registry) note(p, counter uint64, there bool) {
 	}
 }
 
+// all returns the partitions of which there may be anything, also those that were
+// dropped when that may not be on disk.
+func (g *registry) all() []uint64 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return slices.Collect(maps.Keys(g.known))
+}
+
 // list returns the partitions that are there, in order.
 func (g *registry) list() []uint64 {
 	g.mu.Lock()
@@ -208,6 +216,7 @@ func (s *Store) loadRegistry(db *pebble.DB, t testimony) error {
 		return s.openError(err)
 	}
 	found, damage := partitionsOf(db)
+	s.dead.found = found
 	switch {
 	case damage != nil && !isDamage(damage):
 		return s.openError(damage)

@@ -15,7 +15,8 @@ import (
 
 // Store is the open store of a node. All methods may be called concurrently.
 //
-// Lock order: commitMu, then mu, then damageMu or the registry's. The witness has
+// Lock order: commitMu, then mu, then damageMu, the registry's or that
+// of the dead blocks. The witness has
 // a lock of its own that is taken last.
 type Store struct {
 	cfg        Config
@@ -52,6 +53,7 @@ type Store struct {
 	told     map[string]bool // damage that OnFault knows of
 	damage   []Damage        // found, and not written over since
 	merges   *compactions
+	dead     deadBlocks
 	registry registry
 	names    names
 	unsure   bool // a table does not read as a whole; set before Pebble opens
@@ -269,6 +271,9 @@ func (s *Store) closePebble() (err error) {
 	s.merges.end()
 	return s.db.Close()
 }
+
+// stopDisk has the next start find what a crash now would leave.
+func (s *Store) stopDisk() { s.fs.failed.Store(true) }
 
 // recovered turns a panic of Pebble into an error.
 func recovered(err *error) {
