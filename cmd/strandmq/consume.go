@@ -44,6 +44,8 @@ Exit code 0 acks; any other fails the message with the last line of the command'
 standard error as the reason, and the group's policy says when it is tried again.
 Up to --workers commands run at once, for different keys. While a command runs,
 its delivery is extended; it is killed when the broker no longer allows that.
+What a command leaves running in the background goes on, and is not waited for:
+the exit code alone counts, and output is kept for a second more at most.
 For a group that is at-most-once nothing is repeated: a message whose command
 failed is lost to the group, and the command ends with exit code 1.
 
@@ -63,7 +65,9 @@ command shows the same deliveries again, with tokens that the API can settle.
 With --output json, one line is printed for each delivery, as the API has it; with
 --exec it is {"outcome", "reason", "delivery"}, and the command's own output goes
 to standard error. The command ends after --max messages, with --until-empty when
-nothing is left to do, or on Ctrl-C, after finishing what it began.`,
+nothing is left to do, or on Ctrl-C (SIGINT, SIGTERM), after finishing what it
+began. A second Ctrl-C kills the commands of --exec that still run, with all they
+started, nacks their messages, and ends with exit code 1.`,
 		Example: `  strandmq consume orders --group billing
   strandmq consume orders --group billing --exec './bill.sh' --workers 16
   strandmq consume orders --group audit --until-empty --output json > orders.ndjson
@@ -226,6 +230,7 @@ type consumption struct {
 
 	taken, acked, failed, dead, stale int
 	lost                              int       // failed, of a group that is at-most-once
+	killed                            int       // commands, by a second signal
 	asked                             bool      // a first Receive was made
 	looked                            time.Time // when the counts were last asked for
 	idleKind                          string    // the reason to wait that was told last, without its numbers

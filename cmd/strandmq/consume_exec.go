@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"os/signal"
 	"strings"
 	"sync"
 	"syscall"
@@ -16,6 +17,7 @@ import (
 	"unicode/utf8"
 
 	"github.com/strandmq/strandmq/internal/plain"
+	"github.com/strandmq/strandmq/internal/quantity"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -35,8 +37,11 @@ const keepOutput = 1 << 20
 //	receive ─► work ─► workers ─► done ─► settle, print
 //
 // This goroutine alone receives, settles and prints; it takes no more than
-// there are idle workers, so that nothing waits with its deadline running.
+// there are idle workers, so that nothing waits with its deadline running. A first
+// signal ends ctx, and commands that run go on; a second one kills them.
 func (c *consumption) runCommands(ctx context.Context) error {
+	life, settling, end := untilSecondSignal(ctx)
+	defer end()
 	workers := int(c.f.workers.n)
 	if c.f.max.n > 0 {
 		workers = min(workers, int(c.f.max.n))
@@ -48,7 +53,7 @@ func (c *consumption) runCommands(ctx context.Context) error {
 	for range workers {
 		all.Go(func() {
 			for d := range work {
-				done <- c.runCommand(ctx, d)
+				done <- c.runCommand(life, d)
 			}
 		})
 	}
@@ -64,6 +69,7 @@ func (c *consumption) runCommands(ctx context.Context) error {
 	stop, cancel := context.WithCancel(ctx)
 	defer cancel()
 	busy, asking := 0, false
+	ended := ctx.Done()
 	var failed error
 	for {
 		ending := ctx.Err() != nil || failed != nil
@@ -76,6 +82,9 @@ func (c *consumption) runCommands(ctx context.Context) error {
 			}()
 		}
 		if busy == 0 && !asking {
+			if failed == nil && c.killed > 0 {
+				failed = fmt.Errorf("killed %s that had not ended; the messages are nacked", howManyCommands(c.killed))
+			}
 			return failed
 		}
 		select {
@@ -87,9 +96,14 @@ func (c *consumption) runCommands(ctx context.Context) error {
 				list = append(list, <-done)
 				busy--
 			}
-			if err := c.settleOutcomes(ctx, list); err != nil && failed == nil {
+			if err := c.settleOutcomes(settling, list); err != nil && failed == nil {
 				failed = err
 				cancel()
+			}
+		case <-ended:
+			ended = nil
+			if busy > 0 {
+				c.a.talk("waiting for %s; again to kill them", howManyCommands(busy))
 			}
 		case got := <-answers:
 			asking = false
@@ -117,17 +131,69 @@ func (c *consumption) runCommands(ctx context.Context) error {
 	}
 }
 
+// errKilled is why a command ends that a second signal killed.
+var errKilled = errors.New("killed by a second signal to consume")
+
+// untilSecondSignal gives the life of the commands, which a second signal ends, and the
+// time to settle what they did, which ends a little later: who kills does not wait for a
+// broker that is away. The first signal is what ended ctx. A third ends the process.
+func untilSecondSignal(ctx context.Context) (life, settling context.Context, end func()) {
+	ctx = context.WithoutCancel(ctx)
+	life, kill := context.WithCancelCause(ctx)
+	settling, giveUp := context.WithCancel(ctx)
+	heard := make(chan os.Signal, 2)
+	signal.Notify(heard, os.Interrupt, syscall.SIGTERM)
+	over, gone := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(gone)
+		for n := 0; n < 2; {
+			select {
+			case <-heard:
+				n++
+			case <-over:
+				return
+			}
+		}
+		signal.Stop(heard)
+		kill(errKilled)
+		wait := time.NewTimer(5 * time.Second)
+		defer wait.Stop()
+		select {
+		case <-wait.C:
+			giveUp()
+		case <-over:
+		}
+	}()
+	return life, settling, func() {
+		signal.Stop(heard)
+		close(over)
+		<-gone
+		kill(nil)
+		giveUp()
+	}
+}
+
+func howManyCommands(n int) string {
+	if n == 1 {
+		return "1 command"
+	}
+	return quantity.Count(n) + " commands"
+}
+
 // settleOutcomes settles and prints what ended.
 func (c *consumption) settleOutcomes(ctx context.Context, list []outcome) error {
 	settlements := make([]*strandmqv1.Settlement, len(list))
 	for i, o := range list {
+		if o.reason == errKilled.Error() {
+			c.killed++
+		}
 		settlements[i] = &strandmqv1.Settlement{Token: o.d.GetToken(), Action: strandmqv1.SettleAction_SETTLE_ACTION_ACK}
 		if o.reason != "" {
 			settlements[i].Action = strandmqv1.SettleAction_SETTLE_ACTION_NACK
 			settlements[i].Reason = o.reason
 		}
 	}
-	results, err := c.m.settle(context.WithoutCancel(ctx), settlements)
+	results, err := c.m.settle(ctx, settlements)
 	if err != nil {
 		return err
 	}
@@ -193,16 +259,16 @@ func (c *consumption) printOutcome(o outcome, what string) error {
 }
 
 // runCommand runs the command for one delivery and keeps the delivery alive
-// meanwhile.
-func (c *consumption) runCommand(ctx context.Context, d *strandmqv1.Delivery) outcome {
-	// Ctrl-C lets a running command end; only a lapse kills it.
-	life, kill := context.WithCancelCause(context.WithoutCancel(ctx))
+// meanwhile. A lapse kills it, and the end of all.
+func (c *consumption) runCommand(all context.Context, d *strandmqv1.Delivery) outcome {
+	life, kill := context.WithCancelCause(all)
 	defer kill(nil)
 	cmd := exec.CommandContext(life, "/bin/sh", "-c", c.f.exec)
 	// A group of its own: killing reaches what the shell started, and Ctrl-C in
 	// the terminal does not.
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	cmd.Cancel = func() error { return syscall.Kill(-cmd.Process.Pid, syscall.SIGKILL) }
+	// What the command left running may hold its streams: nobody waits long for that.
 	cmd.WaitDelay = time.Second
 	cmd.Env = append(os.Environ(), c.environment(d)...)
 	cmd.Stdin = bytes.NewReader(body(d.GetMessage()))
@@ -218,7 +284,9 @@ func (c *consumption) runCommand(ctx context.Context, d *strandmqv1.Delivery) ou
 	kill(nil)
 	<-keeping
 	o := outcome{d: d, out: out.bytes()}
-	if err == nil {
+	// The exit code alone says how it went. An error beside exit code 0 is of what
+	// the command left running (exec.ErrWaitDelay), or of a kill that came too late.
+	if err == nil || cmd.ProcessState != nil && cmd.ProcessState.Success() {
 		return o
 	}
 	o.reason = lastLine(errs.bytes())
