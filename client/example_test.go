@@ -194,6 +194,47 @@ func ExampleDelivery_DerivedID() {
 	// attempt 2 invoice at offset 0 duplicate true
 }
 
+// What a partition keeps is read without a group, page by page.
+func ExampleClient_Read() {
+	server, end := example("orders")
+	defer end()
+	ctx := context.Background()
+	c, err := client.New([]string{server})
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	p, err := c.Publisher(ctx, "orders")
+	if err != nil {
+		log.Fatal(err)
+	}
+	var at client.Place
+	for _, body := range []string{"12", "7"} {
+		r, err := p.Publish(ctx, client.Message{Key: "alice", Body: []byte(body)})
+		if err != nil {
+			log.Fatal(err)
+		}
+		at = client.Place{Topic: "orders", Partition: r.Partition}
+	}
+
+	for {
+		page, err := c.Read(ctx, at, 1, 0)
+		if err != nil {
+			log.Fatal(err)
+		}
+		if len(page.Messages) == 0 {
+			break // its end, for now
+		}
+		for _, m := range page.Messages {
+			fmt.Println(m.Offset, m.Key, string(m.Body))
+		}
+		at.Offset = page.Next
+	}
+	// Output:
+	// 0 alice 12
+	// 1 alice 7
+}
+
 // Every refusal has a reason, a field, and words for people.
 func ExampleError() {
 	server, end := example("orders")

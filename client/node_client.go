@@ -24,6 +24,7 @@ type node struct {
 	groups  strandmqv1connect.GroupServiceClient
 	publish strandmqv1connect.PublishServiceClient
 	consume strandmqv1connect.ConsumeServiceClient
+	read    strandmqv1connect.ReadServiceClient
 	info    strandmqv1connect.NodeServiceClient
 }
 
@@ -86,6 +87,7 @@ func newNode(hc connect.HTTPClient, server string) *node {
 		groups:  strandmqv1connect.NewGroupServiceClient(hc, server, opts...),
 		publish: strandmqv1connect.NewPublishServiceClient(hc, server, opts...),
 		consume: strandmqv1connect.NewConsumeServiceClient(hc, server, opts...),
+		read:    strandmqv1connect.NewReadServiceClient(hc, server, opts...),
 		info:    strandmqv1connect.NewNodeServiceClient(hc, server, opts...),
 	}
 }
