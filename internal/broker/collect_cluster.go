@@ -16,8 +16,12 @@ func (b *Broker) collectCluster(to sampler) {
 	m := b.coord.View()
 	active := activeNodes(m)
 	all, led, leaderless, short := 0, 0, 0, 0
+	queued := int64(0)
 	look := func(p *coordinator.Partition, wanted int) {
 		all++
+		if info, err := b.host.Info(p.ID); err == nil {
+			queued += info.Queued
+		}
 		need := b.needs(p, wanted)
 		if need.leader {
 			leaderless++
@@ -43,6 +47,7 @@ func (b *Broker) collectCluster(to sampler) {
 	}
 	gauge("partitions", "Partitions of the cluster, the metadata log among them, by this node's map.", nil, float64(all))
 	gauge("partitions_led", "Those that this node leads.", nil, float64(led))
+	gauge("queued_bytes", "Bytes of publishes and commands that wait to be written, of all partitions of this node.", nil, float64(queued))
 	gauge("partitions_without_leader", "Partitions, the metadata log among them, that have no leader as far as this node knows.", nil, float64(leaderless))
 	gauge("under_replicated_partitions", "Partitions, the metadata log among them, that this node leads with fewer replicas there than wanted.", nil, float64(short))
 	if b.agent == nil {

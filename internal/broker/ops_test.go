@@ -113,6 +113,9 @@ func TestMetrics(t *testing.T) {
 		`strandmq_rpc_server_call_duration_seconds_count{rpc_method="strandmq.v1.TopicService/DescribeTopic",rpc_response_status_code="not_found",rpc_system_name="connect"} 1`,
 		`strandmq_build_info{go="go[^"]+",revision="[^"]+",version="test"} 1`,
 		`strandmq_ready 1`,
+		`strandmq_partitions 2`, // the metadata log is one
+		`strandmq_partitions_led 2`,
+		`strandmq_queued_bytes \d+`,
 		`go_goroutines [1-9]`,
 	} {
 		if !regexp.MustCompile("(?m)^" + strings.NewReplacer("{", `\{`, "}", `\}`).Replace(want)).MatchString(body) {
