@@ -127,6 +127,7 @@ to standard error. NO_COLOR is respected.`,
 	root.SetOut(a.out)
 	root.SetErr(a.err)
 	root.PersistentFlags().StringSliceVar(&a.servers, "server", envList("STRANDMQ_SERVER", "http://"+broker.DefaultListen), "the broker's URL; of several, the first that answers is asked (environment: STRANDMQ_SERVER)")
+	root.PersistentFlags().Lookup("server").DefValue = strings.Join(a.servers, ",") // as one types it
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "how to print data: table or json (the API's own JSON)")
 	must(root.RegisterFlagCompletionFunc("output", words("table", "json")))
 	root.AddCommand(
