@@ -33,7 +33,7 @@ func (a *app) devCommand() *cobra.Command {
 		Long: `Starts several brokers as processes of their own, on loopback, and joins them to one
 cluster. It prints where each is, and its process: kill one and see the others go on.
 A node that ends is started again after a while (--restart-after; 0: it is not).
-Ctrl-C ends all of them.
+Ctrl-C ends all of them, and so does the end of this process.
 
 Running it again in the same folder brings the same cluster back, with all that it
 holds, on the same ports. Each node's log is in the folder.
@@ -75,9 +75,10 @@ type dev struct {
 
 	detailed bool // metrics have series of single partitions
 
-	plan  devPlan
-	nodes []*devNode
-	group sync.WaitGroup // a goroutine for each node, which waits for its process
+	plan    devPlan
+	nodes   []*devNode
+	release func()         // lets another dev have the folder; nil: it is not had
+	group   sync.WaitGroup // a goroutine for each node, which waits for its process
 }
 
 // start starts the cluster's nodes and waits until it is whole, or ctx ends. The nodes
@@ -87,7 +88,16 @@ func (d *dev) start(ctx, alive context.Context) error {
 	if d.binary, err = os.Executable(); err != nil {
 		return err
 	}
+	if err := devFolder(d.folder); err != nil {
+		return err
+	}
+	if d.release, err = lockDev(filepath.Join(d.folder, devLockFile)); err != nil {
+		return err
+	}
 	if d.plan, err = planDev(d.folder, d.want, d.port); err != nil {
+		return err
+	}
+	if err := d.plan.awaitPorts(ctx, d.a); err != nil {
 		return err
 	}
 	for i, at := range d.plan.Nodes {
@@ -102,7 +112,7 @@ func (d *dev) run(ctx context.Context, exit bool) error {
 	ctx, untie := untilHangUp(ctx)
 	defer untie()
 	alive, stop := context.WithCancel(ctx)
-	defer d.group.Wait()
+	defer d.wait()
 	defer stop()
 	if err := d.start(alive, alive); err != nil {
 		return err
@@ -117,6 +127,15 @@ func (d *dev) run(ctx context.Context, exit bool) error {
 	<-ctx.Done()
 	d.a.talk("stopping")
 	return nil
+}
+
+// wait waits for the nodes, which have been told to end, and lets another dev have the
+// folder.
+func (d *dev) wait() {
+	d.group.Wait()
+	if d.release != nil {
+		d.release()
+	}
 }
 
 // server is the flag that other commands need to find the first node.

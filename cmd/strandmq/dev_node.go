@@ -56,7 +56,7 @@ func (n *devNode) launch(token string) error {
 		return err
 	}
 	defer func() { _ = log.Close() }()
-	args := []string{"serve", "--data", n.data(), "--listen", n.at.API, "--peer-listen", n.at.Peer, "--log-format", "text"}
+	args := []string{"serve", "--data", n.data(), "--listen", n.at.API, "--peer-listen", n.at.Peer, "--log-format", "text", "--" + untilEOF}
 	if n.d.detailed {
 		args = append(args, "--"+metricsPerPartition)
 	}
@@ -67,6 +67,10 @@ func (n *devNode) launch(token string) error {
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.Env = append(os.Environ(), "STRANDMQ_JOIN_TOKEN="+token)
 	apart(cmd)
+	// Nothing is written: it ends with this process, however that ends.
+	if _, err := cmd.StdinPipe(); err != nil {
+		return err
+	}
 	if err := cmd.Start(); err != nil {
 		return err
 	}

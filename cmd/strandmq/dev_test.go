@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"encoding/json"
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -98,8 +99,8 @@ func (d *devCluster) awaitThere(api *clients) {
 	}
 }
 
-// A cluster of processes starts again what ends, and comes back in its folder with what
-// it holds.
+// A cluster of processes starts again what ends, has its folder for itself, ends when its
+// process is killed, and comes back in its folder with what it holds.
 func TestDevAgain(t *testing.T) {
 	if testing.Short() {
 		t.Skip("three processes, twice")
@@ -123,8 +124,19 @@ func TestDevAgain(t *testing.T) {
 	until(t, "node n3 is started again", func() bool { return strings.Contains(d.talk.String(), "node n3 is process ") })
 	d.awaitThere(dial(d.nodes[0].URL))
 	was := d.nodes
-	d.stop()
+	out, err := exec.Command(binary, "dev", "--data", folder, "--nodes", "5").CombinedOutput()
+	if want := fmt.Sprintf("runs already in %s, as process %d", folder, d.cmd.Process.Pid); err == nil || !strings.Contains(string(out), want) {
+		t.Errorf("a second one: %v, %s; want %s", err, out, want)
+	}
+	// Killed, it leaves nodes that end by themselves.
+	if err := d.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-d.ended
 	d = startDev(t, binary, folder)
+	if len(d.nodes) != len(was) {
+		t.Errorf("%d nodes, and there were %d", len(d.nodes), len(was))
+	}
 	for i, n := range d.nodes {
 		if n.URL != was[i].URL || n.PID == was[i].PID {
 			t.Errorf("node %d: %+v was %+v", n.Node, n, was[i])

@@ -271,7 +271,7 @@ func (c *sweepCluster) of(ctx context.Context, nodes int) ([]string, error) {
 	alive, stop := context.WithCancel(context.WithoutCancel(ctx))
 	c.end = sync.OnceFunc(func() {
 		stop()
-		d.group.Wait()
+		d.wait()
 		_ = os.RemoveAll(folder)
 	})
 	if err := d.start(ctx, alive); err != nil {

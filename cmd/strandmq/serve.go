@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"runtime/debug"
 	"time"
@@ -20,7 +21,7 @@ type serveFlags struct {
 	hosts, origins                 []string
 	reserve, memory, streams, move sizeFlag
 	session                        spanFlag
-	detailed                       bool
+	detailed, tied                 bool
 	cluster                        clusterFlags
 }
 
@@ -96,8 +97,18 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 			config, heap = config.Within(f.memory.n)
 			debug.SetMemoryLimit(heap)
 		}
-		b, err := broker.Start(cmd.Context(), config)
-		if cmd.Context().Err() != nil && err != nil {
+		ctx := cmd.Context()
+		if f.tied {
+			var cancel context.CancelFunc
+			ctx, cancel = context.WithCancel(ctx)
+			defer cancel()
+			go func() { // until the process ends
+				_, _ = io.Copy(io.Discard, a.in)
+				cancel()
+			}()
+		}
+		b, err := broker.Start(ctx, config)
+		if ctx.Err() != nil && err != nil {
 			a.talk("stopped before it served")
 			return nil
 		}
@@ -105,7 +116,7 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 			return startFailure(err)
 		}
 		a.talk("serving at %s, data in %s; Ctrl-C stops", b.URL(), f.data)
-		return a.serve(cmd.Context(), b, closeTime)
+		return a.serve(ctx, b, closeTime)
 	})
 	fl := c.Flags()
 	fl.StringVar(&f.data, "data", env("STRANDMQ_DATA", defaultData), "the data folder; made if it does not exist")
@@ -120,6 +131,7 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 	fl.Lookup("memory").DefValue = "none"
 	fl.Var(&f.move, "move-rate", "how many bytes a second this node sends of replicas that move or are made anew on other nodes; 0: as fast as it can")
 	fl.BoolVar(&f.detailed, metricsPerPartition, false, "add series of single partitions to /metrics: 5 for each that the node leads, and 2 for each group there")
+	fl.BoolVar(&f.tied, untilEOF, false, "stop, too, when standard input ends: a broker that a program starts, with a pipe there, ends with it")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")
 	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))
@@ -127,8 +139,11 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 	return c
 }
 
-// metricsPerPartition is a flag of serve, which dev passes on.
-const metricsPerPartition = "metrics-per-partition"
+// Flags of serve that dev passes on, or gives its nodes.
+const (
+	metricsPerPartition = "metrics-per-partition"
+	untilEOF            = "until-eof"
+)
 
 // reserveOf is the broker's way to say 0: there it means the default.
 func reserveOf(n int64) int64 {
