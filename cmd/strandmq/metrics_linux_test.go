@@ -101,7 +101,7 @@ func median(of []metricsLoad, value func(metricsLoad) float64) float64 {
 // Functions of a profile: whoever counts, and whoever answers a scrape.
 const (
 	countingOf = `client_golang|broker\.\(\*metrics\)|broker\.\(?\*?(deliveryMeter|publishMeter)|countSettled`
-	scrapingOf = `promhttp|broker\.\(\*Broker\)\.collect|broker\.collector`
+	scrapingOf = `promhttp|broker\.\(\*Broker\)\.collect|broker\.collector|consumer\.\(\*(Shell\)\.(Stats|view)|group\)\.(state|keptState))`
 )
 
 func benchCounting(b *testing.B) {
