@@ -102,8 +102,8 @@ func TestCutAtDamage(t *testing.T) {
 		fill(p)
 	}
 	must(t, s.MergeNow())
-	img := takeImage(t, mem)
-	file := img.rot(t, name(2, 1)) // nobody has read it yet
+	img := takeImage(t, mem.CrashClone(vfs.CrashCloneCfg{})) // files go while this looks
+	file := img.rot(t, name(2, 1))                           // nobody has read it yet
 	f, err := mem.OpenReadWrite(file, vfs.WriteCategoryUnspecified)
 	must(t, err)
 	_, err = f.WriteAt(img[file], 0)
