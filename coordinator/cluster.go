@@ -139,8 +139,21 @@ func startsProto(list []Start) (out []*storagev1.NodeStart) {
 }
 
 // AddNode lets a node in by a join token. The same store again is the same node.
-// Errors: *ErrInvalid, *ErrToken, *ErrNodeGone, *ErrOldBoot, *ErrOldRules, *ErrLimit.
+// Errors: *ErrInvalid, *ErrToken, *ErrNodeGone, *ErrOldBoot, *ErrOldRules, *ErrLimit,
+// *ErrPeerTaken.
 func (c *Coordinator) AddNode(ctx context.Context, token TokenHash, at Address, earlier ...Start) (*Node, error) {
+	// Here and not by the machine: it needs no new rules, and of the address nothing
+	// depends but that the others find the node. One after the other, so that of two
+	// with one address the second sees the first.
+	select {
+	case c.joins <- struct{}{}:
+		defer func() { <-c.joins }()
+	case <-ctx.Done():
+		return nil, ctx.Err()
+	}
+	if err := c.View().peerTaken(at); err != nil {
+		return nil, err
+	}
 	return c.node(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_AddNode{AddNode: &storagev1.AddNode{TokenHash: token[:], Address: at.proto(), Earlier: startsProto(earlier)}}})
 }
 

@@ -74,11 +74,12 @@ type Coordinator struct {
 	host       Host
 	app        *App
 	heartbeats *heartbeats
+	joins      chan struct{} // full while a node is let in
 }
 
 // New makes the shell over a host whose metadata log drives app.
 func New(h Host, app *App) *Coordinator {
-	return &Coordinator{host: h, app: app, heartbeats: newHeartbeats(app.cfg.SessionTimeout)}
+	return &Coordinator{host: h, app: app, heartbeats: newHeartbeats(app.cfg.SessionTimeout), joins: make(chan struct{}, 1)}
 }
 
 // View is the present map.

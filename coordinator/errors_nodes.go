@@ -126,6 +126,17 @@ func (e *ErrToken) Error() string {
 	return fmt.Sprintf("the join token %s; have a node of the cluster make a new one", e.Fault)
 }
 
+// ErrPeerTaken is a node that joins with the address of another one.
+type ErrPeerTaken struct {
+	Node partition.NodeID // whose it is
+	Peer string
+}
+
+// Error says what to do.
+func (e *ErrPeerTaken) Error() string {
+	return fmt.Sprintf("the other nodes reach node %v at %s, and each node has an address of its own; choose another one with --peer-listen or --peer-address, or, if the disk of %v is lost, replace it first: strandmq cluster replace %d", e.Node, e.Peer, e.Node, uint64(e.Node))
+}
+
 // ErrErasing is a replica that cannot be placed on a node yet, since the one that
 // left it is not erased.
 type ErrErasing struct {

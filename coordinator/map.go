@@ -387,6 +387,16 @@ func without[T any, K cmp.Ordered](s []*T, key K, of func(*T) K) []*T {
 	return append(append(out, s[:i]...), s[i+1:]...)
 }
 
+// peerTaken tells whose address a node that joins would have; nil: it is nobody's.
+func (m *Map) peerTaken(at Address) error {
+	for n := range m.Nodes() {
+		if at.Peer != "" && n.Peer == at.Peer && n.Store != at.Store && (n.State == Active || n.State == Draining) {
+			return &ErrPeerTaken{Node: n.ID, Peer: at.Peer}
+		}
+	}
+	return nil
+}
+
 // Rules are the newest rules of commands that every node applies, with which the
 // log is written. They only go up: a node that applies less is not let in.
 func (m *Map) Rules() uint32 {

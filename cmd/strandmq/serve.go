@@ -21,7 +21,7 @@ type serveFlags struct {
 	hosts, origins                 []string
 	reserve, memory, streams, move sizeFlag
 	session                        spanFlag
-	detailed, tied                 bool
+	detailed, tied, existing       bool
 	cluster                        clusterFlags
 }
 
@@ -40,7 +40,8 @@ acknowledged is on disk. It listens for clients on loopback only.
 With --peer-listen it is a node of a cluster: the first one, with what its folder
 holds, or with --join and a join token one more. Nodes speak TLS to each other, with
 certificates that the cluster makes. The folder remembers it: later starts need
---data alone.
+--data alone. With --existing a folder that holds no node is refused: an empty one is
+a lost disk then, or one that is not mounted, and no fresh start.
 
 With --allow-origin the pages of another origin may publish and consume, and so read
 and settle messages of every topic; they may call nothing else. An origin is scheme,
@@ -72,8 +73,11 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 		if err != nil {
 			return err
 		}
+		if f.existing && cluster != nil && cluster.Join != "" {
+			return usagef("--existing is for later starts and --join for the first one: give one of them")
+		}
 		config := broker.Config{
-			Cluster: cluster,
+			Cluster: cluster, Existing: f.existing,
 			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, AllowedOrigins: f.origins, Logger: log,
 			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserve, StreamMemory: f.streams.n,
 			MetricsPerPartition: f.detailed,
@@ -120,6 +124,7 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 	})
 	fl := c.Flags()
 	fl.StringVar(&f.data, "data", env("STRANDMQ_DATA", defaultData), "the data folder; made if it does not exist")
+	fl.BoolVar(&f.existing, "existing", false, "the data folder must hold a node already: do not begin a new one on an empty folder")
 	fl.StringVar(&f.listen, "listen", env("STRANDMQ_LISTEN", broker.DefaultListen), "address and port; port 0 takes a free one")
 	f.cluster.add(fl)
 	fl.StringArrayVar(&f.hosts, "allowed-host", nil, "a further name that callers may use for this broker; can be repeated")

@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"maps"
+	"net"
 	"net/http"
 	"slices"
 	"sync"
@@ -37,6 +38,7 @@ type agent struct {
 	home      home
 	identity  *peer.Identity
 	links     *links
+	listener  net.Listener // for nodes, until transport has it; nil: that listens by itself
 	transport *peer.Transport
 	work      chan struct{} // holds one for each thing under way
 	wake      chan struct{} // look again; holds one
@@ -361,8 +363,11 @@ func (a *agent) certify(m *coordinator.Map, n partition.NodeID) error {
 
 // close ends the connections. The host is closed after it.
 func (a *agent) close() error {
-	if a.transport == nil {
-		return nil
+	switch {
+	case a.transport != nil:
+		return a.transport.Close()
+	case a.listener != nil:
+		return a.listener.Close()
 	}
-	return a.transport.Close()
+	return nil
 }

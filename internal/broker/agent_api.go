@@ -130,6 +130,7 @@ func (a *agent) admit(ctx context.Context, req *nodev1.AdmitRequest) (*coordinat
 		gone  *coordinator.ErrNodeGone
 		old   *coordinator.ErrOldBoot
 		rules *coordinator.ErrOldRules
+		taken *coordinator.ErrPeerTaken
 		limit *coordinator.ErrLimit
 		bad   *coordinator.ErrInvalid
 	)
@@ -143,6 +144,8 @@ func (a *agent) admit(ctx context.Context, req *nodev1.AdmitRequest) (*coordinat
 		reason = peer.NotMember
 	case errors.As(err, &old):
 		reason = peer.OlderBoot
+	case errors.As(err, &taken):
+		reason = peer.AddressTaken
 	case errors.As(err, &rules):
 		reason = peer.UnknownVersion
 	case errors.As(err, &limit):

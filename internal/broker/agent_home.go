@@ -39,6 +39,7 @@ type ClusterConfig struct {
 const (
 	identityFolder = "identity"
 	homeFile       = "cluster.json"
+	certFile       = "node.crt" // internal/peer's
 )
 
 // home is what a node remembers of its cluster for the time when it has nobody to
@@ -62,10 +63,25 @@ type homeNode struct {
 
 func identityDir(data string) string { return filepath.Join(data, identityFolder) }
 
-// clustered tells whether a data folder is that of a node of a cluster.
-func clustered(data string) bool {
-	_, err := os.Lstat(filepath.Join(identityDir(data), homeFile))
-	return err == nil
+// clustered tells whether a data folder is that of a node of a cluster: of what that has
+// in identity/, some is there. What cannot be read is not absent.
+func clustered(data string) (bool, error) {
+	if _, err := os.Lstat(identityDir(data)); errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if _, err := os.ReadDir(identityDir(data)); err != nil {
+		return false, &StartError{Reason: NoIdentity, Err: err, Text: fmt.Sprintf("who this node is cannot be read: %v; %s", err, noIdentityHelp)}
+	}
+	for _, name := range []string{homeFile, certFile} {
+		_, err := os.Lstat(filepath.Join(identityDir(data), name))
+		if err == nil {
+			return true, nil
+		}
+		if !errors.Is(err, fs.ErrNotExist) {
+			return false, &StartError{Reason: NoIdentity, Err: err, Text: fmt.Sprintf("who this node is cannot be read: %v; %s", err, noIdentityHelp)}
+		}
+	}
+	return false, nil
 }
 
 // readHome reads what is remembered. fs.ErrNotExist: nothing is.
@@ -77,7 +93,7 @@ func readHome(data string) (home, error) {
 		return h, err
 	}
 	if err := json.Unmarshal(b, &h); err != nil {
-		return h, fmt.Errorf("%s cannot be read: %w: restore it from a copy, or start the node with --peer-listen and without that file", path, err)
+		return h, fmt.Errorf("%s cannot be read: %w: restore it from a copy, or replace the node ('strandmq cluster replace')", path, err)
 	}
 	return h, nil
 }

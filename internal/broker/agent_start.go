@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"net/netip"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -33,15 +34,24 @@ import (
 
 // beginAgent makes the agent of a node that works with others, and finds out who
 // the node is. The store is open, and nothing else.
-func (b *Broker) beginAgent(ctx context.Context) (*agent, error) {
+func (b *Broker) beginAgent(ctx context.Context) (_ *agent, err error) {
 	told := b.cfg.Cluster
 	h, err := readHome(b.cfg.DataDir)
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+	noHome := errors.Is(err, fs.ErrNotExist)
+	if err != nil && !noHome {
 		return nil, &StartError{Reason: FolderDamaged, Text: err.Error(), Err: err}
 	}
 	identity, err := loadIdentity(b.cfg.DataDir)
 	if err != nil {
-		return nil, &StartError{Reason: NodeRefused, Text: err.Error(), Err: err}
+		return nil, &StartError{Reason: NoIdentity, Text: err.Error() + "; " + noIdentityHelp, Err: err}
+	}
+	if identity != nil && noHome {
+		return nil, &StartError{Reason: NoIdentity, Text: fmt.Sprintf("%s is missing beside the certificate of node %d; %s",
+			filepath.Join(identityDir(b.cfg.DataDir), homeFile), identity.Node(), noIdentityHelp)}
+	}
+	if identity == nil && len(h.Nodes) > 0 && (told == nil || told.Join == "") {
+		return nil, &StartError{Reason: NoIdentity, Text: fmt.Sprintf("%s is of a node among others, and the node's certificate beside it is missing; %s; or, if it was about to join and never ran, start it with --join and its token again",
+			filepath.Join(identityDir(b.cfg.DataDir), homeFile), noIdentityHelp)}
 	}
 	if told != nil {
 		h.Listen, h.Address, h.Zone = or(told.Listen, h.Listen), or(told.Address, h.Address), or(told.Zone, h.Zone)
@@ -52,10 +62,22 @@ func (b *Broker) beginAgent(ctx context.Context) (*agent, error) {
 	store := b.store.ID()
 	if identity != nil && h.Store != store {
 		return nil, &StartError{Reason: NodeRefused, Text: fmt.Sprintf(
-			"the identity of node %d is for another store than the one in %s: the data is gone, or of another node; restore both from one copy, or start on an empty folder, as a new node that joins", identity.Node(), b.cfg.DataDir)}
+			"the identity of node %d is for another store than the one in %s: the data is gone, or of another node; %s", identity.Node(), b.cfg.DataDir, storeGoneHelp(partition.NodeID(identity.Node())))}
 	}
 	h.Store = store
 	a := newAgent(b, h)
+	defer func() {
+		if err != nil {
+			_ = a.close()
+		}
+	}()
+	if identity == nil {
+		// The port comes before whatever cannot be taken back: a token is used up by a
+		// join, and the cluster has a node more.
+		if err := a.listen(); err != nil {
+			return nil, err
+		}
+	}
 	if err := a.beginStart(); err != nil {
 		return nil, err
 	}
@@ -73,6 +95,15 @@ func (b *Broker) beginAgent(ctx context.Context) (*agent, error) {
 		b.cfg.Node = partition.NodeID(a.identity.Node())
 	}
 	return a, nil
+}
+
+// listen takes the port for nodes.
+func (a *agent) listen() (err error) {
+	if a.listener, err = net.Listen("tcp", a.home.Listen); err != nil {
+		return peerListenError(a.home.Listen, nil, err)
+	}
+	a.home.Listen = a.listener.Addr().String()
+	return nil
 }
 
 func or(a, b string) string {
@@ -215,11 +246,11 @@ func (a *agent) open(ctx context.Context) error {
 	}
 	transport, err := peer.New(peer.Config{
 		Now: told.clock, Versions: told.versions,
-		Identity: a.identity, Store: storeID(b.store.ID()), Boot: boot, Life: a.life, Earlier: a.peerStarts(), Listen: a.home.Listen,
+		Identity: a.identity, Store: storeID(b.store.ID()), Boot: boot, Life: a.life, Earlier: a.peerStarts(), Listen: a.home.Listen, Listener: a.listener,
 		Deliver: a.links.deliver, Alive: a.alive, Handler: a.handler(), OnJoin: a.onJoin, Logger: b.log,
 	})
 	if err != nil {
-		return listenError(a.home.Listen, err)
+		return peerListenError(a.home.Listen, a.identity, err)
 	}
 	a.transport = transport
 	a.links.over(transport)

@@ -160,18 +160,21 @@ func (b *Broker) open(ctx context.Context) error {
 	if err := checkRoom(sc); err != nil {
 		return err
 	}
-	var err error
-	if b.store, err = logstore.Open(sc); err != nil {
+	in, err := b.openStore(sc)
+	if err != nil {
 		return err
 	}
 	b.disk = &disk{reserve: uint64(max(b.cfg.DiskReserve, 0)), room: sc.Room, folder: sc.Dir, log: b.log, events: b.events}
 	b.disk.look()
-	if b.cfg.Cluster != nil || b.cfg.Store.FS == nil && clustered(b.cfg.DataDir) {
+	if b.cfg.Cluster != nil || in {
 		if b.agent, err = b.beginAgent(ctx); err != nil {
 			return err
 		}
 	}
 	if err := b.openHost(); err != nil {
+		return err
+	}
+	if err := b.knowsItself(); err != nil {
 		return err
 	}
 	if err := b.openMetadata(ctx); err != nil {

@@ -104,6 +104,9 @@ type Config struct {
 	// is published meanwhile.
 	RetentionEvery time.Duration
 
+	// Existing refuses a folder that holds no node: for later starts, where an empty
+	// folder is a lost disk and no fresh start.
+	Existing bool
 	// Cluster makes the node one of several; nil: it is alone, unless the folder is
 	// that of a node of a cluster.
 	Cluster *ClusterConfig

@@ -7,6 +7,7 @@ import (
 
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/format"
+	"github.com/strandmq/strandmq/internal/peer"
 	"github.com/strandmq/strandmq/partition"
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -27,6 +28,8 @@ const (
 	FolderDamaged StartReason = "FOLDER_DAMAGED"  // what is stored is not what was written
 	FolderAccess  StartReason = "FOLDER_ACCESS"   // no right to read or write it
 	NodeRefused   StartReason = "NODE_REFUSED"    // the folder is not that of this node, or an older copy
+	NoIdentity    StartReason = "NO_IDENTITY"     // the data is that of a cluster's node, and who it is is missing or unreadable
+	FolderEmpty   StartReason = "FOLDER_EMPTY"    // it was to hold a node, and does not
 	FolderHasData StartReason = "FOLDER_HAS_DATA" // a node that joins begins with nothing
 	WrongCluster  StartReason = "WRONG_CLUSTER"   // the folder or the token is of another cluster
 	JoinRefused   StartReason = "JOIN_REFUSED"    // the cluster does not let the node in
@@ -105,11 +108,25 @@ func startError(err error, store logstore.Config) error {
 
 // listenError names the usual reasons for a port that cannot be had.
 func listenError(addr string, err error) error {
+	return portError(addr, "--listen", err, "by another program, perhaps another broker: stop it, or choose another port with --listen")
+}
+
+// peerListenError is listenError for the port for nodes. A folder remembers that port, so
+// who has it is mostly the node itself, and the folder a copy of one that runs.
+func peerListenError(addr string, who *peer.Identity, err error) error {
+	by := "by another program, perhaps another node: stop it, or choose another port with --peer-listen"
+	if who != nil {
+		by = fmt.Sprintf("and node %d listens there for other nodes: it may be running already, with this data folder or a copy of it, and of those one process runs at a time; if another program has the port, stop that, or choose another port with --peer-listen", who.Node())
+	}
+	return portError(addr, "--peer-listen", err, by)
+}
+
+func portError(addr, flag string, err error, taken string) error {
 	switch {
 	case errors.Is(err, syscall.EADDRINUSE):
-		return &StartError{Reason: PortTaken, Err: err, Text: fmt.Sprintf("%s is taken by another program, perhaps another broker: stop it, or choose another port with --listen", addr)}
+		return &StartError{Reason: PortTaken, Err: err, Text: fmt.Sprintf("%s is taken %s", addr, taken)}
 	case errors.Is(err, syscall.EACCES):
-		return &StartError{Reason: ListenFailed, Err: err, Text: fmt.Sprintf("%s may not be used by this user: choose a port of 1024 or above", addr)}
+		return &StartError{Reason: ListenFailed, Err: err, Text: fmt.Sprintf("%s may not be used by this user: choose a port of 1024 or above with %s", addr, flag)}
 	}
-	return &StartError{Reason: ListenFailed, Err: err, Text: fmt.Sprintf("cannot listen on %s: %v", addr, err)}
+	return &StartError{Reason: ListenFailed, Err: err, Text: fmt.Sprintf("cannot listen on %s: %v: give an address of this machine with %s", addr, err, flag)}
 }

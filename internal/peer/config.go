@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/http"
 	"time"
 )
@@ -22,8 +23,10 @@ type Config struct {
 	// was started later. Life 0 takes one.
 	Life    uint64
 	Earlier []Start
-	// Listen is the address to listen on for nodes, as host:port.
-	Listen string
+	// Listen is the address to listen on for nodes, as host:port. Listener, if there is
+	// one, listens already; New owns it, and closes it when it fails too.
+	Listen   string
+	Listener net.Listener
 
 	// Deliver takes a message, and owns its bytes. It is called by one goroutine for
 	// each node, in the order of the node's connection. While it does not return,
@@ -115,7 +118,7 @@ func (c Config) Validate() error {
 	check(c.Identity != nil, "Identity is missing")
 	check(c.Store != StoreID{}, "Store is missing")
 	check(c.Boot > 0, "Boot is missing: the first start has number 1")
-	check(c.Listen != "", "Listen is missing")
+	check(c.Listen != "" || c.Listener != nil, "Listen is missing")
 	check(c.Deliver != nil, "Deliver is missing")
 	check(c.Alive != nil, "Alive is missing")
 	check(c.Beat >= time.Millisecond, "Beat is %v, at least 1 ms", c.Beat)

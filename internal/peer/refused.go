@@ -47,6 +47,9 @@ const (
 	Failed Reason = 16
 	// Running: another process of the node is there and answers.
 	Running Reason = 17
+	// AddressTaken: another node of the cluster is known at the address where this one
+	// says that it is.
+	AddressTaken Reason = 18
 )
 
 var reasonNames = map[Reason]string{
@@ -54,7 +57,7 @@ var reasonNames = map[Reason]string{
 	OlderBoot: "OLDER_BOOT", UnknownVersion: "UNKNOWN_VERSION", NotMember: "NOT_MEMBER", ClockSkew: "CLOCK_SKEW",
 	CertificateExpired: "CERTIFICATE_EXPIRED", BadCertificate: "BAD_CERTIFICATE", TokenUnknown: "TOKEN_UNKNOWN",
 	TokenExpired: "TOKEN_EXPIRED", TokenUsed: "TOKEN_USED", Malformed: "MALFORMED", Busy: "BUSY", Failed: "FAILED",
-	Running: "RUNNING",
+	Running: "RUNNING", AddressTaken: "ADDRESS_TAKEN",
 }
 
 // String is the reason's stable name.

@@ -80,7 +80,13 @@ type counters struct {
 }
 
 // New listens, and connects to nobody until SetNodes says to whom.
-func New(cfg Config) (*Transport, error) {
+func New(cfg Config) (_ *Transport, err error) {
+	l := cfg.Listener
+	defer func() {
+		if err != nil && l != nil {
+			_ = l.Close()
+		}
+	}()
 	if err := cfg.Validate(); err != nil {
 		return nil, err
 	}
@@ -89,9 +95,10 @@ func New(cfg Config) (*Transport, error) {
 	if _, err := rand.Read(seed[:]); err != nil {
 		return nil, err
 	}
-	l, err := net.Listen("tcp", cfg.Listen)
-	if err != nil {
-		return nil, err
+	if l == nil {
+		if l, err = net.Listen("tcp", cfg.Listen); err != nil {
+			return nil, err
+		}
 	}
 	ctx, stop := context.WithCancel(context.Background())
 	t := &Transport{
