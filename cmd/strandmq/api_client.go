@@ -206,7 +206,7 @@ func once[Req, Res any](ctx context.Context, call func(context.Context, *Req) (*
 	defer cancel()
 	res, err := call(ctx, req)
 	if badInput(err) {
-		return nil, usagef("%v", err)
+		return nil, &usageError{text: err.Error(), err: err}
 	}
 	return res, err
 }

@@ -270,7 +270,7 @@ func toFlag(err error) error {
 	if !ok {
 		return err
 	}
-	return &usageError{"--to: " + text}
+	return &usageError{text: "--to: " + text}
 }
 
 func (a *app) clusterToken() *cobra.Command {

@@ -26,7 +26,7 @@ func inFlags(cmd *cobra.Command, err error) error {
 	var refused *apiError
 	switch {
 	case errors.As(err, &usage):
-		return &usageError{flagNames(cmd, usage.text)}
+		return &usageError{text: flagNames(cmd, usage.text), err: usage.err}
 	case errors.As(err, &refused) && (refused.reason == "TOPIC_EXISTS" || refused.reason == "GROUP_EXISTS"):
 		worded := *refused
 		worded.text = flagNames(cmd, refused.text)

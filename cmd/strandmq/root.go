@@ -40,11 +40,17 @@ const (
 
 // usageError is wrong usage: exit code 2. Everything that cobra refuses is one
 // too, since only a command's own run returns a failure.
-type usageError struct{ text string }
+type usageError struct {
+	text string
+	err  error // who says so, where it is not this program; may be nil
+}
 
 func (e *usageError) Error() string { return e.text }
+func (e *usageError) Unwrap() error { return e.err }
 
-func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(format, args...)} }
+func usagef(format string, args ...any) error {
+	return &usageError{text: fmt.Sprintf(format, args...)}
+}
 
 // failure is an error from running a command that was used rightly.
 type failure struct{ err error }
@@ -75,12 +81,14 @@ func run(a *app, args []string) int {
 	if ctx.Err() != nil { // by a signal
 		text = strings.NewReplacer(context.Canceled.Error(), "interrupted", context.Cause(ctx).Error(), "interrupted").Replace(text)
 	}
-	fmt.Fprintln(a.err, "strandmq: "+plain.Lines(text))
+	a.tellError(reasonOf(err), text)
 	var failed *failure
 	if errors.As(err, &failed) {
 		return exitFailed
 	}
-	fmt.Fprintf(a.err, "See '%s --help'.\n", cmd.CommandPath())
+	if !a.json() {
+		fmt.Fprintf(a.err, "See '%s --help'.\n", cmd.CommandPath())
+	}
 	if code, err := strconv.Atoi(cmd.Annotations[usageExit]); err == nil {
 		return code
 	}
@@ -107,8 +115,9 @@ other commands talk to a broker at --server, which may name several nodes of one
 cluster, with commas or repeated.
 
 Exit codes: 0 done, 1 failed, 2 wrong usage ('strandmq check' has those of
-monitoring). Data goes to standard output, talk
-to standard error. NO_COLOR is respected.`,
+monitoring). Data goes to standard output, talk to standard error. An error ends
+with its reason in parentheses, where it has one; with --output json it is an object
+there: {"error":{"reason":"NO_QUORUM","text":"..."}}. NO_COLOR is respected.`,
 		Example: `  strandmq demo
   strandmq serve --data ./data
   strandmq topic create orders

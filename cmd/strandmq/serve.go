@@ -164,7 +164,7 @@ func startFailure(err error) error {
 	if errors.As(err, &start) {
 		switch start.Reason {
 		case broker.BadConfig, broker.BadListen, broker.NotLoopback:
-			return usagef("%v", err)
+			return &usageError{text: err.Error(), err: err}
 		}
 	}
 	return err

@@ -48,6 +48,9 @@ Problem in its answer. With ` + "`STALE_ROUTE`" + ` the present route comes alon
 ` + "`retry_after_ms`" + ` above 0 says that the same request may succeed later; 0 says that it will not, unchanged.
 A reason keeps its meaning and its code for good.
 
+The commands of ` + "`strandmq`" + ` end with the message and the reason in parentheses; with ` + "`--output json`" + ` with
+an object on standard error, ` + "`{\"error\":{\"reason\":\"...\",\"text\":\"...\"}}`" + `, whose reason is empty where no broker said it.
+
 With curl the Problem stands, readable, under ` + "`details[0].debug`" + `:
 
 ` + "```json" + `
