@@ -3,10 +3,7 @@ package client
 import (
 	"context"
 	"errors"
-	"fmt"
 	"log/slog"
-	"net/url"
-	"strings"
 	"sync"
 	"time"
 
@@ -24,7 +21,8 @@ type Client struct {
 	observed observed
 	retryFor time.Duration
 	servers  []string
-	calls    *way // of Admin, and of what publishers ask
+	wrong    []error // what options were refused for
+	calls    *way    // of Admin, and of what publishers ask
 
 	// ctx ends when Close begins; it is the life of what the client made.
 	ctx  context.Context //nolint:containedctx // as the comment says
@@ -39,45 +37,52 @@ type Client struct {
 type Option func(*Client)
 
 // WithLogger takes what operators should know: connections that broke, sessions
-// that began, settlements that came too late. Default: nothing is told.
+// that began, settlements that the broker refused. Default, and nil: nothing is told.
 func WithLogger(l *slog.Logger) Option {
-	return func(c *Client) { c.log = l }
+	return func(c *Client) {
+		if l == nil {
+			l = slog.New(slog.DiscardHandler)
+		}
+		c.log = l
+	}
 }
 
 // WithRetryFor is how long the calls of Admin, and the first call of a publisher,
-// are made again while no node answers. Default 10 s. 0: not again. Publishers and
-// consumers that run go on trying for as long as their callers wait.
+// are made again while no node answers: up to 24 h. Default 10 s. 0: not again.
+// Publishers and consumers that run go on trying for as long as their callers wait.
 func WithRetryFor(d time.Duration) Option {
-	return func(c *Client) { c.retryFor = d }
+	return func(c *Client) { c.retryFor = span(&c.wrong, "WithRetryFor", d, longestRetry) }
 }
 
 // New makes a client for the addresses of a broker's nodes, such as
 // http://127.0.0.1:7171. Any node takes every call; with several addresses, the
-// next is asked when one does not answer. Nothing is sent until the first call.
+// next is asked when one does not answer. Nothing is sent until the first call. The
+// error names each address and option that is none.
 func New(servers []string, opts ...Option) (*Client, error) {
-	if len(servers) == 0 {
-		return nil, errors.New("strandmq: no address of a broker: give at least one, such as http://127.0.0.1:7171")
-	}
 	c := &Client{log: slog.New(slog.DiscardHandler), retryFor: 10 * time.Second}
 	for _, o := range opts {
 		o(c)
 	}
-	for _, s := range servers {
-		u, err := url.Parse(s)
+	if len(servers) == 0 {
+		c.wrong = append(c.wrong, badOption("servers", "there is no address of a broker: give at least one, such as http://127.0.0.1:7171"))
+	}
+	for i, s := range servers {
+		address, err := addressOf(s, i)
 		if err != nil {
-			return nil, fmt.Errorf("strandmq: %w", err)
+			c.wrong = append(c.wrong, err)
 		}
-		if u.Scheme != "http" && u.Scheme != "https" || u.Host == "" {
-			return nil, fmt.Errorf("strandmq: %q is no address of a broker: write it as http://host:port", s)
-		}
-		c.servers = append(c.servers, strings.TrimSuffix(s, "/"))
+		c.servers = append(c.servers, address)
+	}
+	if err := allOf(c.wrong); err != nil {
+		return nil, err
 	}
 	c.calls = newWay(c.servers)
 	c.ctx, c.stop = context.WithCancel(context.Background())
 	return c, nil
 }
 
-// Dial is New, and waits until a broker answers.
+// Dial is New, and waits until a broker answers. When ctx ends first, the error says
+// why none did, and wraps ctx's.
 func Dial(ctx context.Context, servers []string, opts ...Option) (*Client, error) {
 	c, err := New(servers, opts...)
 	if err != nil {
@@ -93,7 +98,9 @@ func Dial(ctx context.Context, servers []string, opts ...Option) (*Client, error
 
 // Close ends everything that the client made, and waits for it. What publishers
 // have not been told of is answered with ErrOutcomeUnknown, and consumers leave
-// as they do when their context ends: Flush and drain before.
+// as they do when their context ends, and Run returns ErrClosed: Flush and drain
+// before. It waits for handlers as a drain does, so it is not for a handler to call,
+// which would wait for itself until the drain gives it up: end the context of Run there.
 func (c *Client) Close() error {
 	c.mu.Lock()
 	c.closed = true
@@ -122,10 +129,11 @@ func ask[Res any](ctx context.Context, c *Client, call func(context.Context, *no
 		return nil, err
 	}
 	defer c.made.Done()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(c.ctx, cancel)()
-	return retry.Do(ctx, retry.Config{Limit: c.retryFor, Waiting: func(err error, d time.Duration) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(c.ctx, func() { cancel(ErrClosed) })()
+	var last error // of the way to the broker
+	res, err := retry.Do(ctx, retry.Config{Limit: c.retryFor, Waiting: func(err error, d time.Duration) {
 		c.log.Warn("a call is made again", "err", err, "in", d)
 	}}, func() (*Res, error) {
 		n := c.calls.node()
@@ -136,10 +144,20 @@ func ask[Res any](ctx context.Context, c *Client, call func(context.Context, *no
 			return res, nil
 		}
 		if ctx.Err() != nil {
+			if last == nil {
+				last = explain(err, n.url)
+			}
 			return nil, ctx.Err()
 		}
-		err = explain(err, n.url)
-		c.calls.blame(n, err)
-		return nil, err
+		last = explain(err, n.url)
+		c.calls.blame(n, last)
+		return nil, last
 	})
+	if err != nil && ctx.Err() != nil {
+		if ended := context.Cause(ctx); errors.Is(ended, ErrClosed) {
+			return nil, ended
+		}
+		return nil, gaveUp(ctx.Err(), last)
+	}
+	return res, err
 }

@@ -25,24 +25,30 @@ func WithMember(name string) ConsumerOption {
 	return func(x *Consumer) { x.member, x.named = name, true }
 }
 
-// WithConcurrency is how many handlers run at once, for different keys. Default
-// 16; 1 handles one message after the other.
-func WithConcurrency(n int) ConsumerOption { return func(x *Consumer) { x.most = max(1, n) } }
+// WithConcurrency is how many handlers run at once, for different keys: 1 to
+// 1,000,000. 0: the default, 16. 1 handles one message after the other.
+func WithConcurrency(n int) ConsumerOption {
+	return func(x *Consumer) { x.most = whole(&x.wrong, "WithConcurrency", n, 1, mostCredits, 16) }
+}
 
 // WithPrefetch is how many deliveries are in this consumer's hands at most, those
-// that handlers have included. Default 256. More keeps fast handlers busy; less
+// that handlers have included: 1 to 1,000,000, and at least one for each handler
+// (WithConcurrency). 0: the default, 256. More keeps fast handlers busy; less
 // leaves more to other members while handlers are slow. The group's limit per
 // member holds too.
 func WithPrefetch(n int) ConsumerOption {
-	return func(x *Consumer) { x.prefetch = min(max(1, n), 1_000_000) }
+	return func(x *Consumer) { x.prefetch = whole(&x.wrong, "WithPrefetch", n, 1, mostCredits, 256) }
 }
 
 // WithCreateGroup makes the group with the default policy when there is none.
 func WithCreateGroup() ConsumerOption { return func(x *Consumer) { x.create = true } }
 
 // WithDrainTimeout is how long handlers may run on when the context of Run has
-// ended. Default 30 s. Then their contexts end, and 5 s later Run no longer waits.
-func WithDrainTimeout(d time.Duration) ConsumerOption { return func(x *Consumer) { x.drain = d } }
+// ended: up to 24 h. Default 30 s; 0: their contexts end at once. Then their contexts
+// end, and 5 s later Run no longer waits.
+func WithDrainTimeout(d time.Duration) ConsumerOption {
+	return func(x *Consumer) { x.drain = span(&x.wrong, "WithDrainTimeout", d, longestDrain) }
+}
 
 // graceTime is how long handlers have to return once their context has ended, and
 // the broker to confirm that the member left.
@@ -58,25 +64,25 @@ type Consumer struct {
 	prefetch     int
 	create       bool
 	drain        time.Duration
+	wrong        []error // what options were refused for
 	running      atomic.Bool
 }
 
-// Consumer makes a member of a topic's group. Nothing is sent before Run.
+// Consumer makes a member of a topic's group. Nothing is sent before Run. The error
+// names each option, and each name, that is out of range; it is ErrClosed after Close.
 func (c *Client) Consumer(topic, group string, opts ...ConsumerOption) (*Consumer, error) {
 	x := &Consumer{c: c, topic: topic, group: group, member: "go-" + uuid.NewString(), most: 16, prefetch: 256, drain: 30 * time.Second}
 	for _, o := range opts {
 		o(x)
 	}
 	x.prefetch = max(x.prefetch, x.most)
-	if err := badName("topic", names.Topic(topic)); err != nil {
+	if err := allOf(append(x.wrong, badName("topic", names.Topic(topic)), badName("group", names.Group(group)), badName("member", names.Member(x.member)))); err != nil {
 		return nil, err
 	}
-	if err := badName("group", names.Group(group)); err != nil {
+	if err := c.begin(); err != nil {
 		return nil, err
 	}
-	if err := badName("member", names.Member(x.member)); err != nil {
-		return nil, err
-	}
+	c.made.Done()
 	return x, nil
 }
 
@@ -94,9 +100,13 @@ func (c *Client) Consumer(topic, group string, opts ...ConsumerOption) (*Consume
 // and whose ack was lost, is acked when it comes here again, without another run.
 //
 // An error means that going on makes no sense: ErrUnknownTopic, ErrUnknownGroup,
-// ErrSessionEnded, or handlers that did not return in time. Run may be called
-// again when it has returned.
+// ErrSessionEnded, handlers that did not return in time, or ErrClosed when the client
+// was closed while ctx lives; the graceful end is the same. Run may be called again
+// when it has returned.
 func (x *Consumer) Run(ctx context.Context, handle Handler) error {
+	if handle == nil {
+		return badOption("handle", "Run has no handler: give it a function")
+	}
 	if !x.running.CompareAndSwap(false, true) {
 		return errors.New("strandmq: this consumer runs already: make another one, with another member name")
 	}
@@ -105,15 +115,19 @@ func (x *Consumer) Run(ctx context.Context, handle Handler) error {
 		return err
 	}
 	defer x.c.made.Done()
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	defer context.AfterFunc(x.c.ctx, cancel)()
+	running, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer context.AfterFunc(x.c.ctx, func() { cancel(ErrClosed) })()
 	r := &consuming{
 		x: x, way: newWay(x.c.servers), handle: handle, base: context.WithoutCancel(ctx), began: time.Now(),
 		wake: make(chan struct{}, 1), gathered: time.NewTimer(time.Hour), hand: newHand(x.topic, x.group, x.prefetch, x.most),
 	}
 	r.work.L = &r.mu
-	return r.run(ctx)
+	err := r.run(running)
+	if errors.Is(context.Cause(running), ErrClosed) && ctx.Err() == nil {
+		err = errors.Join(ErrClosed, err)
+	}
+	return err
 }
 
 // consuming is one Run: its goroutine, and those of handlers (see worker).

@@ -421,7 +421,16 @@ func TestRunEnds(t *testing.T) {
 	if err := c.Close(); err != nil {
 		t.Error(err)
 	}
-	if err := <-over; err != nil {
-		t.Errorf("after Close: %v", err)
+	if err := <-over; !errors.Is(err, client.ErrClosed) {
+		t.Errorf("Run of a client that was closed: %v", err)
+	}
+	if _, err := c.Consumer("orders", "h"); !errors.Is(err, client.ErrClosed) {
+		t.Errorf("a consumer of a client that was closed: %v", err)
+	}
+	if err := x.Run(within(t), none); !errors.Is(err, client.ErrClosed) {
+		t.Errorf("Run after Close: %v", err)
+	}
+	if err := x.Run(within(t), nil); !errors.Is(err, client.ErrBadValue) {
+		t.Errorf("Run without a handler: %v", err)
 	}
 }

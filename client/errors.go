@@ -24,6 +24,7 @@ const (
 	ErrUnknownGroup    = Reason("UNKNOWN_GROUP")
 	ErrGroupExists     = Reason("GROUP_EXISTS")
 	ErrBadName         = Reason("BAD_NAME")
+	ErrBadValue        = Reason("BAD_VALUE")
 	ErrBadKey          = Reason("BAD_KEY")
 	ErrBadID           = Reason("BAD_ID")
 	ErrBadHeader       = Reason("BAD_HEADER")
@@ -54,13 +55,14 @@ var (
 	ErrDraining = errors.New("strandmq: the consumer ends")
 )
 
-// Error is a refusal by a broker, or a failure of the way to it.
+// Error is a refusal by a broker, or by the client in its stead, or a failure of the
+// way to it.
 //
 // errors.Is compares with a Reason; errors.As gives the whole.
 type Error struct {
 	Reason     Reason        // empty: no broker said it
 	Message    string        // what went wrong and what to do, for people
-	Field      string        // the field at fault, for bad input
+	Field      string        // the field, or the option, at fault, for bad input
 	RetryAfter time.Duration // for what passes: how long to wait; 0: nobody said
 
 	passes bool
@@ -87,7 +89,9 @@ func (e *Error) Unwrap() error { return e.err }
 // Passes implements retry.Passing.
 func (e *Error) Passes() (time.Duration, bool) { return e.RetryAfter, e.passes }
 
-// Retryable tells whether the same call may succeed later.
+// Retryable tells whether the same call may succeed later. It is true of
+// ErrOutcomeUnknown too, but for what was closed: the same call stores the message if
+// it was not stored. If it was, it is stored twice, unless it has an ID.
 func Retryable(err error) bool {
 	var e *Error
 	return errors.As(err, &e) && e.passes
@@ -98,13 +102,27 @@ func unknown(why error) *Error {
 	return &Error{
 		Reason:  ErrOutcomeUnknown,
 		Message: fmt.Sprintf("it is not known whether the message was stored: %v", why),
+		passes:  !errors.Is(why, ErrClosed),
 		err:     why,
+	}
+}
+
+// gaveUp is the error of a call whose context ended, after the way to the broker had
+// failed. Both are behind it.
+func gaveUp(ended, last error) error {
+	var e *Error
+	if !errors.As(last, &e) {
+		return errors.Join(ended, last)
+	}
+	return &Error{
+		Reason: e.Reason, Field: e.Field, RetryAfter: e.RetryAfter, passes: e.passes,
+		Message: fmt.Sprintf("%s (%v)", e.Message, ended), err: errors.Join(ended, last),
 	}
 }
 
 // badMessage is the error of a message that the router refuses.
 func badMessage(err error) *Error {
-	e := &Error{Message: err.Error(), err: err, Reason: "BAD_VALUE"}
+	e := &Error{Message: err.Error(), err: err, Reason: ErrBadValue}
 	var m *router.ErrMessage
 	if !errors.As(err, &m) {
 		return e

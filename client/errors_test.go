@@ -1,16 +1,19 @@
 package client_test
 
 import (
+	"context"
 	"errors"
 	"go/ast"
 	"go/parser"
 	"go/token"
+	"log/slog"
 	"os"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/strandmq/strandmq/client"
+	"github.com/strandmq/strandmq/client/strandmqtest"
 )
 
 // Every reason that has a name here is in the table of errors.
@@ -47,11 +50,6 @@ func TestReasonsAreReal(t *testing.T) {
 
 // What is no broker, and what is not there, is told in words.
 func TestNobodyThere(t *testing.T) {
-	for _, servers := range [][]string{nil, {"127.0.0.1:7171"}, {"http://"}, {"\x00"}} {
-		if _, err := client.New(servers); err == nil {
-			t.Errorf("%q was taken for addresses", servers)
-		}
-	}
 	r := newRelay(t, "http://127.0.0.1:1") // a port that nothing listens on
 	_, err := client.Dial(within(t), []string{r.URL}, client.WithRetryFor(50*time.Millisecond))
 	if err == nil || !client.Retryable(err) {
@@ -61,5 +59,64 @@ func TestNobodyThere(t *testing.T) {
 	var e *client.Error
 	if !errors.As(err, &e) || !strings.Contains(e.Message, "no broker answers at http://127.0.0.1:1") {
 		t.Errorf("nobody listens: %v", err)
+	}
+}
+
+// When the caller does not wait to the end, what kept the broker from answering is told
+// with it.
+func TestDialGivenUp(t *testing.T) {
+	ctx, cancel := context.WithCancelCause(within(t))
+	defer cancel(nil)
+	// It has asked at least once when it says that it asks again.
+	log := slog.New(tells(func(string) { cancel(errors.New("enough")) }))
+	_, err := client.Dial(ctx, []string{"http://127.0.0.1:1"}, client.WithRetryFor(time.Hour), client.WithLogger(log))
+	var e *client.Error
+	if !errors.Is(err, context.Canceled) || !errors.As(err, &e) || !strings.Contains(e.Message, "no broker answers at http://127.0.0.1:1") || !client.Retryable(err) {
+		t.Errorf("%v", err)
+	}
+	// A broker that takes the connection and says nothing.
+	b := strandmqtest.Start(t)
+	r := newRelay(t, b.URL)
+	r.hold()
+	short, done := context.WithTimeout(within(t), 50*time.Millisecond)
+	defer done()
+	_, err = client.Dial(short, []string{r.URL})
+	if !errors.Is(err, context.DeadlineExceeded) || !errors.As(err, &e) || !strings.Contains(e.Message, r.URL) {
+		t.Errorf("%v", err)
+	}
+}
+
+// What errors.md says to send again is said to be worth it, but for what is closed.
+func TestRetryable(t *testing.T) {
+	b := strandmqtest.Start(t)
+	b.Topic(t, "orders", 1)
+	r := newRelay(t, b.URL)
+	c, err := client.New([]string{r.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := publisher(t, c, "orders")
+	r.hold()
+	ctx, cancel := context.WithTimeout(within(t), 50*time.Millisecond)
+	defer cancel()
+	m := client.Message{Key: "k", ID: "i"}
+	if _, err := p.Publish(ctx, m); !errors.Is(err, client.ErrOutcomeUnknown) || !client.Retryable(err) {
+		t.Errorf("%v, retryable: %t", err, client.Retryable(err))
+	}
+	r.pass()
+	if _, err := p.Publish(within(t), m); err != nil {
+		t.Error(err)
+	}
+	if n := stored(t, b.Client, "orders"); n != 1 {
+		t.Errorf("%d are stored", n)
+	}
+	r.hold()
+	var last error
+	p.PublishAsync(within(t), client.Message{Key: "k"}, func(_ client.Receipt, err error) { last = err })
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if !errors.Is(last, client.ErrClosed) || client.Retryable(last) {
+		t.Errorf("of a client that was closed: %v, retryable: %t", last, client.Retryable(last))
 	}
 }

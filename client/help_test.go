@@ -3,6 +3,7 @@ package client_test
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/url"
@@ -40,6 +41,19 @@ func until(t testing.TB, what string, holds func() bool) {
 		time.Sleep(5 * time.Millisecond) // between two looks
 	}
 }
+
+// tells is a logger that tells each message.
+type tells func(string)
+
+func (f tells) Enabled(context.Context, slog.Level) bool { return true }
+func (f tells) Handle(_ context.Context, r slog.Record) error {
+	line := r.Message
+	r.Attrs(func(a slog.Attr) bool { line += " " + a.String(); return true })
+	f(line)
+	return nil
+}
+func (f tells) WithAttrs([]slog.Attr) slog.Handler { return f }
+func (f tells) WithGroup(string) slog.Handler      { return f }
 
 // ptr is for optional fields of the API.
 func ptr[T any](v T) *T { return &v }

@@ -135,7 +135,7 @@ func refused(p *strandmqv1.Problem, passes bool) *Error {
 		Reason: Reason(p.GetReason()), Message: p.GetMessage(), Field: p.GetField(),
 		RetryAfter: time.Duration(p.GetRetryAfterMs()) * time.Millisecond,
 	}
-	e.passes = passes || e.RetryAfter > 0
+	e.passes = passes || e.RetryAfter > 0 || e.Reason == ErrOutcomeUnknown
 	return e
 }
 

@@ -4,7 +4,7 @@ import "context"
 
 // Observer is what a client calls for each message, so that publishing and handling
 // can be seen. Packages oteltracing and otelmetrics fill it in for OpenTelemetry. What
-// is nil costs nothing.
+// is nil, an end too, costs nothing.
 type Observer struct {
 	// Publish is called before a message is taken. It may add headers to m, in a
 	// slice of its own. end is called once with the outcome, before the caller's done,
@@ -38,6 +38,9 @@ type observed struct {
 func (o *observed) published(ctx context.Context, topic string, m *Message, done func(Receipt, error)) func(Receipt, error) {
 	for _, publish := range o.publish {
 		end, then := publish(ctx, topic, m), done
+		if end == nil {
+			continue
+		}
 		done = func(r Receipt, err error) {
 			end(r, err)
 			then(r, err)
@@ -52,7 +55,9 @@ func (o *observed) call(ctx context.Context, h Handler, d *Delivery) error {
 	for _, handle := range o.handle {
 		var end func(error)
 		ctx, end = handle(ctx, d)
-		ends = append(ends, end)
+		if end != nil {
+			ends = append(ends, end)
+		}
 	}
 	err := call(ctx, h, d)
 	for i := len(ends); i > 0; i-- {

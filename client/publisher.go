@@ -22,17 +22,25 @@ type PublisherOption func(*Publisher)
 
 // WithLinger is how long a message waits for others to share its batch while
 // earlier ones are on their way; one that finds nothing on its way goes at once.
-// Default 2 ms; longer makes larger batches, shorter tells sooner. 0: do not wait.
-func WithLinger(d time.Duration) PublisherOption { return func(p *Publisher) { p.linger = d } }
+// Default 2 ms, at most a minute; longer makes larger batches, shorter tells sooner.
+// 0: do not wait.
+func WithLinger(d time.Duration) PublisherOption {
+	return func(p *Publisher) { p.linger = span(&p.wrong, "WithLinger", d, longestLinger) }
+}
 
-// WithBatchBytes is when a batch of one partition is full. Default 256 KiB; 1 KiB
-// to 1 MiB, and 1,000 messages at most. Larger ones cost less for each message,
+// WithBatchBytes is when a batch of one partition is full: 1 KiB to 1 MiB, and 1,000
+// messages at most. 0: the default, 256 KiB. Larger ones cost less for each message,
 // and more to send again.
-func WithBatchBytes(n int) PublisherOption { return func(p *Publisher) { p.batchBytes = n } }
+func WithBatchBytes(n int) PublisherOption {
+	return func(p *Publisher) { p.out.most = whole(&p.wrong, "WithBatchBytes", n, 1<<10, 1<<20, 256<<10) }
+}
 
 // WithMaxInFlight bounds the bytes of messages without a receipt, kept in memory
-// here. At the bound, publishing waits. Default 16 MiB. One message always fits.
-func WithMaxInFlight(bytes int) PublisherOption { return func(p *Publisher) { p.most = bytes } }
+// here: 1 to 1 GiB. 0: the default, 16 MiB. At the bound, publishing waits. One
+// message always fits.
+func WithMaxInFlight(bytes int) PublisherOption {
+	return func(p *Publisher) { p.most = whole(&p.wrong, "WithMaxInFlight", bytes, 1, 1<<30, 16<<20) }
+}
 
 // overhead is what a message counts for beside its bytes.
 const overhead = 128
@@ -47,11 +55,11 @@ const overhead = 128
 //	   │ waits      ▼                   ▼
 //	   └──── bytes in flight ◄──── sent again, in order
 type Publisher struct {
-	c          *Client
-	way        *way
-	linger     time.Duration
-	batchBytes int
-	most       int
+	c      *Client
+	way    *way
+	linger time.Duration
+	most   int
+	wrong  []error // what options were refused for
 
 	ctx  context.Context //nolint:containedctx // the publisher's life
 	stop context.CancelFunc
@@ -72,21 +80,21 @@ type Publisher struct {
 	failed     error          // guarded by mu: nothing is sent any more
 }
 
-// Publisher makes a publisher for a topic, which must exist: ErrUnknownTopic.
+// Publisher makes a publisher for a topic, which must exist: ErrUnknownTopic. The
+// error names each option that is out of range.
 func (c *Client) Publisher(ctx context.Context, topic string, opts ...PublisherOption) (*Publisher, error) {
-	if err := badName("topic", names.Topic(topic)); err != nil {
-		return nil, err
-	}
 	p := &Publisher{
-		c: c, way: newWay(c.servers), linger: 2 * time.Millisecond, batchBytes: 256 << 10, most: 16 << 20,
+		c: c, way: newWay(c.servers), linger: 2 * time.Millisecond, most: 16 << 20,
 		over: make(chan struct{}), wake: make(chan struct{}, 1), changed: make(chan struct{}),
 		left: map[uint32]int{},
-		out:  outbox{topic: topic, producer: "go-" + uuid.NewString()},
+		out:  outbox{topic: topic, producer: "go-" + uuid.NewString(), most: 256 << 10},
 	}
 	for _, o := range opts {
 		o(p)
 	}
-	p.out.most = min(max(p.batchBytes, 1<<10), 1<<20)
+	if err := allOf(append(p.wrong, badName("topic", names.Topic(topic)))); err != nil {
+		return nil, err
+	}
 	r, err := ask(ctx, c, func(ctx context.Context, n *node) (*strandmqv1.RouteResponse, error) {
 		return n.publish.Route(ctx, &strandmqv1.RouteRequest{Topic: topic})
 	})
@@ -151,8 +159,11 @@ func (p *Publisher) Publish(ctx context.Context, m Message) (Receipt, error) {
 //
 // done is called from the goroutine that reads answers, or before PublishAsync
 // returns if the message was refused at once. It must not block, and so must not
-// publish.
+// publish. nil: nobody is told; Flush waits for the message all the same.
 func (p *Publisher) PublishAsync(ctx context.Context, m Message, done func(Receipt, error)) {
+	if done == nil {
+		done = func(Receipt, error) {}
+	}
 	done = p.c.observed.published(ctx, p.out.topic, &m, done)
 	r := record.Record{HasKey: m.Key != "", ID: m.ID, Body: m.Body}
 	if len(m.Headers) > 0 {
