@@ -151,7 +151,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 		Wait: time.Duration(req.GetWaitMs()) * time.Millisecond, RequestID: req.GetRequestId(),
 	})
 	if err != nil {
-		return nil, err
+		return nil, b.ended(t, g.ID, err)
 	}
 	res := &strandmqv1.ReceiveResponse{Session: sessionText(g.ID, req.GetMember(), session)}
 	if len(deliveries) == 0 {

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"path"
 	"runtime/debug"
 	"strconv"
 	"strings"
@@ -106,6 +107,12 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		g.refuse(w, r, http.StatusForbidden, refuse("HOST_NOT_ALLOWED", "Host", "this broker does not answer to the host name %s: use localhost or 127.0.0.1, or start it with --allowed-host", plain.Quote(r.Host)))
 		return
 	}
+	if p := path.Clean(r.URL.Path); strings.HasPrefix(p+"/", httpapi.Prefix) && p != strings.TrimSuffix(r.URL.Path, "/") {
+		// The router would send to the clean path, with an answer that no program reads.
+		g.rejected("UNKNOWN_METHOD")
+		httpapi.Refuse(w, rowFor, "UNKNOWN_METHOD", "", fmt.Sprintf("there is nothing at %s: the path has empty parts or dots; it would be %s without", plain.Quote(r.URL.Path), plain.Quote(p)), 0)
+		return
+	}
 	answered, welcome := g.guests.greet(w, r)
 	if answered {
 		return
@@ -161,7 +168,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			g.refuse(w, r, http.StatusRequestEntityTooLarge, tooLarge(limit))
 			return
 		}
-		b := &body{guard: g, from: http.MaxBytesReader(w, r.Body, limit), limit: limit, want: r.ContentLength}
+		b := &body{guard: g, from: http.MaxBytesReader(w, r.Body, limit), limit: limit, want: r.ContentLength, chunked: len(r.TransferEncoding) > 0}
 		defer b.release()
 		if !streaming(r.URL.Path) {
 			_ = rc.SetReadDeadline(time.Now().Add(g.bodyTime))
@@ -275,6 +282,7 @@ type body struct {
 	want    int64 // Content-Length, -1 when unknown
 	read    int64
 	held    int64 // counted into guard.flight
+	chunked bool  // it comes in chunks, of HTTP/1.1
 	over    bool  // it was cut at its limit
 	late    bool  // it did not arrive in its time
 	arrived func()
@@ -314,6 +322,9 @@ func (b *body) broke(err error) error {
 		return wireError(&refusal{reason: "REQUEST_SLOW", text: fmt.Sprintf("the request's body was not here within %v: send it in one go", b.guard.bodyTime)})
 	case errors.Is(err, io.ErrUnexpectedEOF):
 		return wireError(refuse("BAD_REQUEST", "", "the request ended before its body was whole: send as many bytes as Content-Length says"))
+	}
+	if b.chunked && !errors.As(err, new(net.Error)) { // not of the network, so of what came
+		return wireError(refuse("BAD_REQUEST", "", "the request's body is not in chunks as HTTP has them: send it with Content-Length, or with a library that writes chunks"))
 	}
 	return wireError(&refusal{reason: "CANCELED", text: "the connection broke while the request was read"})
 }

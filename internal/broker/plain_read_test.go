@@ -147,6 +147,59 @@ func TestPlainPollAndSettle(t *testing.T) {
 	}
 }
 
+// A member that leaves has nothing any more, and what it held goes back uncharged. A poll
+// that waits when its topic is deleted is told that.
+func TestPlainLeave(t *testing.T) {
+	t.Parallel()
+	b := startAlone(t, t.TempDir())
+	p, a := newPlainly(t, b), newAPI(t, b.URL())
+	a.topic(t, "t", 1)
+	a.group(t, "t", "g", nil)
+	const group = "/v1/topics/t/groups/g/"
+	p.do("POST", "/v1/topics/t/messages", octets, "x").ok(201, nil)
+	type polled struct {
+		Deliveries []struct{ Attempt int }
+		Session    string
+	}
+	poll := func(body string) (out polled) {
+		t.Helper()
+		e := p.do("POST", group+"poll", asJSON, body)
+		if err := json.Unmarshal(e.body, &out); err != nil || e.status != 200 {
+			t.Fatalf("status %d: %s", e.status, e.body)
+		}
+		return out
+	}
+	one := poll(`{"member":"m1","wait":"60s"}`)
+	if len(one.Deliveries) != 1 {
+		t.Fatalf("polled %+v", one)
+	}
+	p.do("DELETE", group+"members/m1", "", "").refused(400, "BAD_VALUE")
+	p.do("DELETE", group+"members/m1?session=x", "", "").refused(400, "BAD_VALUE")
+	p.do("DELETE", group+"members/m1?sesion=x", "", "").refused(400, "BAD_REQUEST")
+	p.do("DELETE", "/v1/topics/t/groups/none/members/m1?session="+one.Session, "", "").refused(404, "UNKNOWN_GROUP")
+	for range 2 { // repeated, it is a success
+		if gone := p.do("DELETE", group+"members/m1?session="+one.Session, "", ""); gone.status != 204 {
+			t.Fatalf("left with %d: %s", gone.status, gone.body)
+		}
+	}
+	if two := poll(`{"member":"m2","wait":"60s"}`); len(two.Deliveries) != 1 || two.Deliveries[0].Attempt != 1 {
+		t.Fatalf("the next: %+v", two)
+	}
+	waits := make(chan echo, 1)
+	go func() { waits <- p.do("POST", group+"poll", asJSON, `{"member":"m3","wait":"60s"}`) }()
+	for joined := false; !joined; {
+		res, err := a.groups.DescribeGroup(ctx(t), &strandmqv1.DescribeGroupRequest{Topic: "t", Group: "g"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range res.GetMembers() {
+			joined = joined || m.GetName() == "m3"
+		}
+	}
+	p.do("DELETE", "/v1/topics/t?confirm=t", "", "").ok(204, nil)
+	(<-waits).refused(404, "UNKNOWN_TOPIC")
+}
+
 func TestPlainGroupRefuses(t *testing.T) {
 	b := startAlone(t, t.TempDir())
 	p, a := newPlainly(t, b), newAPI(t, b.URL())
@@ -292,6 +345,9 @@ func TestPlainRead(t *testing.T) {
 	}{
 		{"?from=yesterday", "", 400, "BAD_VALUE", "from"},
 		{"?from=1000000", "", 400, "OFFSET_BEYOND_END", "from"},
+		{"?from=0:500", "", 400, "OFFSET_BEYOND_END", "from"},
+		{"?from=0:500", ndlines, 400, "OFFSET_BEYOND_END", "from"},
+		{"?from=0:500", "text/event-stream", 400, "OFFSET_BEYOND_END", "from"},
 		{"?from=0:x", "", 400, "BAD_VALUE", "from"},
 		{"?from=0:1,0:2", "", 400, "BAD_VALUE", "from"},
 		{"?from=7:1", "", 404, "UNKNOWN_PARTITION", "partition"},
@@ -470,6 +526,68 @@ func TestPlainEvents(t *testing.T) {
 	e, err := third.next()
 	if err != nil || e.kind != "problem" || !strings.Contains(e.data, "UNKNOWN_TOPIC") {
 		t.Fatalf("after the deletion: %+v, %v", e, err)
+	}
+}
+
+// A place of a topic that is gone is told, not waited at; one that leaves out what the
+// stream reads, likewise.
+func TestPlainEventsOfAnotherTopic(t *testing.T) {
+	t.Parallel()
+	b := startAlone(t, t.TempDir())
+	p := newPlainly(t, b)
+	const messages = "/v1/topics/t/messages"
+	create := func(partitions string) {
+		t.Helper()
+		p.do("PUT", "/v1/topics/t", asJSON, `{"partitions":`+partitions+`}`).ok(201, nil)
+	}
+	events := func(query, id string) echo {
+		t.Helper()
+		return p.do("GET", messages+query, "", "", "Accept", "text/event-stream", "Last-Event-ID", id)
+	}
+	create("1")
+	p.do("POST", messages, octets, "x").ok(201, nil)
+	l := p.listen(ctx(t), messages+"?from=earliest")
+	l.message()
+	p.do("DELETE", "/v1/topics/t?confirm=t", "", "").ok(204, nil)
+	create("1")
+	if got := events("", l.id).refused(400, "OFFSET_BEYOND_END"); got.Field != "from" || !strings.Contains(got.Detail, "made anew") {
+		t.Fatalf("a place of the former topic: %+v", got)
+	}
+	p.do("DELETE", "/v1/topics/t?confirm=t", "", "").ok(204, nil)
+	create("3")
+	for _, c := range [][2]string{{"", "0:0"}, {"", "0:0,1:0"}, {"?partition=1", "0:0"}, {"?partition=1", "0:0,1:0"}, {"?from=0:0,1:0", "1:0"}, {"", "0:x"}} {
+		if got := events(c[0], c[1]).refused(400, "BAD_VALUE"); got.Field != "Last-Event-ID" {
+			t.Errorf("%s with id %s: %+v", c[0], c[1], got)
+		}
+	}
+	for _, c := range [][2]string{{"", "0:0,1:0,2:0"}, {"?partition=1", "1:0"}, {"?from=0:0,1:0", "0:0,1:0"}} {
+		stop, cancel := context.WithCancel(ctx(t))
+		p.listen(stop, messages+c[0], "Last-Event-ID", c[1])
+		cancel()
+	}
+}
+
+// What a caller accepts, and does not.
+func TestPlainAccept(t *testing.T) {
+	t.Parallel()
+	b := startAlone(t, t.TempDir())
+	p := newPlainly(t, b)
+	p.do("PUT", "/v1/topics/t", asJSON, `{"partitions":1}`).ok(201, nil)
+	const messages = "/v1/topics/t/messages"
+	p.do("POST", messages, octets, "x").ok(201, nil)
+	for accept, want := range map[string]string{
+		"": asJSON, "*/*": asJSON, ndlines: ndlines, ndlines + ";q=0": asJSON, ndlines + ";q=0, " + asJSON: asJSON, ndlines + ";q=0.1, " + asJSON: asJSON,
+		asJSON + ";q=0.1, " + ndlines: ndlines, ndlines + ";q=x": asJSON,
+	} {
+		if got := p.do("GET", messages, "", "", "Accept", accept).header.Get("Content-Type"); got != want {
+			t.Errorf("Accept: %s has %s, want %s", accept, got, want)
+		}
+	}
+	if head := p.do("HEAD", messages+"?follow=true", "", "", "Accept", ndlines); head.status != 200 || head.header.Get("Content-Type") != ndlines {
+		t.Errorf("HEAD of a stream: %d %v", head.status, head.header)
+	}
+	if head := browse(t, "HEAD", b.URL()+"/v1/topics/none/messages?follow=true", "", map[string]string{"Accept": ndlines}); head.StatusCode != 404 {
+		t.Errorf("HEAD of no stream: %s", head.Status)
 	}
 }
 

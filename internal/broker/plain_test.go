@@ -1,9 +1,12 @@
 package broker
 
 import (
+	"bufio"
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"strings"
 	"testing"
@@ -194,6 +197,36 @@ func TestPlainPublish(t *testing.T) {
 	}
 }
 
+// A body with one message is bytes, whatever its content type says. In order, an id that
+// is taken stops the lines of its partition, and no others.
+func TestPlainPublishIsBytes(t *testing.T) {
+	t.Parallel()
+	b := startAlone(t, t.TempDir())
+	p, a := newPlainly(t, b), newAPI(t, b.URL())
+	a.topic(t, "t", 2)
+	const messages = "/v1/topics/t/messages"
+	var at plainReceipt
+	for _, kind := range []string{asJSON, "image/png", octets + "; charset=latin1"} {
+		p.do("POST", messages, kind, "{bad\xff").ok(201, &at)
+		if one := p.do("GET", fmt.Sprintf("%s/%d/%d", messages, at.Partition, at.Offset), "", ""); string(one.body) != "{bad\xff" {
+			t.Errorf("%s: %q", kind, one.body)
+		}
+	}
+	keys := map[uint32]string{} // one of each partition
+	for i := 0; len(keys) < 2; i++ {
+		k := fmt.Sprint("k", i)
+		p.do("POST", messages+"?id=i&key="+k, octets, "x").ok(201, &at)
+		keys[at.Partition] = k
+	}
+	line := func(partition uint32, id string) string {
+		return fmt.Sprintf(`{"key":%q,"id":%q,"value":"y"}`+"\n", keys[partition], id)
+	}
+	told := p.do("POST", messages+"?in_order=true", ndlines, line(0, "i")+line(1, "j")+line(0, "j")).refused(409, "ID_REUSED")
+	if told.Results[1].Offset == nil || told.Results[2].Problem == nil || told.Results[2].Problem.Reason != "NOT_SENT" {
+		t.Errorf("results %+v", told.Results)
+	}
+}
+
 // Every refusal is a problem with its reason, and changes nothing.
 func TestPlainPublishRefuses(t *testing.T) {
 	b := startAlone(t, t.TempDir())
@@ -214,6 +247,7 @@ func TestPlainPublishRefuses(t *testing.T) {
 		{"", "application/x-www-form-urlencoded", "x", nil, 415, "BAD_CONTENT_TYPE", "Content-Type"},
 		{"", "multipart/form-data; boundary=x", "x", nil, 415, "BAD_CONTENT_TYPE", "Content-Type"},
 		{"", "nonsense;;", "x", nil, 415, "BAD_CONTENT_TYPE", "Content-Type"},
+		{"", ndlines + "; charset=latin1", `{"value":"1"}`, nil, 415, "BAD_CONTENT_TYPE", "Content-Type"},
 		{"", octets, "x", []string{"Content-Encoding", "gzip"}, 415, "BAD_CONTENT_TYPE", "Content-Encoding"},
 		{"?kye=k", octets, "x", nil, 400, "BAD_REQUEST", "kye"},
 		{"?key=a&key=b", octets, "x", nil, 400, "BAD_REQUEST", "key"},
@@ -265,6 +299,26 @@ func TestPlainPublishRefuses(t *testing.T) {
 	p.do("POST", "/v1/topics/none/messages", octets, "x").refused(404, "UNKNOWN_TOPIC")
 	p.do("POST", "/v1/topics/a%2Fb/messages", octets, "x").refused(400, "BAD_NAME")
 	p.do("POST", "/v1/nothing", octets, "x").refused(404, "UNKNOWN_METHOD")
+	for _, path := range []string{"/v1//topics", "//v1/topics", "/v1/topics/./t", "/v1/topics/../topics", "/v1/topics//"} {
+		p.do("GET", path, "", "").refused(404, "UNKNOWN_METHOD")
+	}
+	// Chunks that are none, which no library sends.
+	c, err := net.Dial("tcp", strings.TrimPrefix(b.URL(), "http://"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	fmt.Fprintf(c, "POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Type: %s\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", messages, octets)
+	res, err := http.ReadResponse(bufio.NewReader(c), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer res.Body.Close()
+	told, err := io.ReadAll(res.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	echo{t, res.StatusCode, res.Header, told}.refused(400, "BAD_REQUEST")
 	p.do("DELETE", messages, "", "").refused(405, "BAD_METHOD")
 	for _, path := range []string{messages, "/v1/topics/t"} {
 		other := p.do("PATCH", path, asJSON, "{}")

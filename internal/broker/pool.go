@@ -55,6 +55,15 @@ func (b *Broker) plainStream() (httpapi.Memory, error) {
 	return plainMemory{h}, nil
 }
 
+// plainPartitions tells the plain HTTP API how many partitions a topic has.
+func (b *Broker) plainPartitions(name string) (int, error) {
+	t, err := b.topic(name)
+	if err != nil {
+		return 0, wireError(b.explain(err))
+	}
+	return len(t.Partitions), nil
+}
+
 // plainMemory is a holding as the plain HTTP API asks for it.
 type plainMemory struct{ h *holding }
 

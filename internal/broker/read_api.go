@@ -23,6 +23,10 @@ const (
 	lastRead  = 100 * time.Millisecond
 )
 
+// endPatience is how long a place beyond the end of a log is looked at again: a node
+// that leads since a moment may not have applied all of it yet.
+const endPatience = 2 * time.Second
+
 // Read gives messages as they are stored.
 func (a readAPI) Read(ctx context.Context, req *strandmqv1.ReadRequest) (*strandmqv1.ReadResponse, error) {
 	if err := checkRead(req); err != nil {
@@ -180,7 +184,7 @@ func (r *reading) round(ctx context.Context) (failed, err error) {
 	for k := range r.at {
 		i := (turn + k) % len(r.at)
 		p := &r.at[i]
-		got, err := r.b.parts.Read(ctx, p.id, p.next, most, bytes)
+		got, err := r.look(ctx, p, most, bytes)
 		switch {
 		case ctx.Err() != nil:
 			return nil, ctx.Err()
@@ -210,6 +214,29 @@ func (r *reading) round(ctx context.Context) (failed, err error) {
 		}
 	}
 	return failed, nil
+}
+
+// look reads a partition. A place that its log never reached is refused: it is of
+// another topic, such as one of the same name that was deleted, and whoever waited
+// there would pass over all that comes until then.
+func (r *reading) look(ctx context.Context, p *reader, most, bytes int) (stretch, error) {
+	for end := time.Now().Add(endPatience); ; {
+		got, err := r.b.parts.Read(ctx, p.id, p.next, most, bytes)
+		if err != nil || p.next <= got.kept.End {
+			return got, err
+		}
+		if time.Now().After(end) {
+			return stretch{}, refuse("OFFSET_BEYOND_END", "places",
+				"partition %d of topic %s ends at offset %d, and %d is beyond: if the topic was deleted and made anew, begin again without a place, with earliest or latest", p.number, r.t.Name, got.kept.End, p.next)
+		}
+		again := time.NewTimer(lastRead)
+		select {
+		case <-again.C:
+		case <-ctx.Done():
+			again.Stop()
+			return stretch{}, ctx.Err()
+		}
+	}
 }
 
 // answer tells where to go on, by partition.

@@ -69,6 +69,19 @@ func (b *Broker) stillOpen(gid coordinator.GroupID, req consumer.ReceiveRequest)
 	return g.Session(req.Member, req.Session)
 }
 
+// ended gives the cause of what ended a session: sessions end with their group, and
+// groups with their topic.
+func (b *Broker) ended(t *topic, gid coordinator.GroupID, err error) error {
+	m := b.coord.View()
+	if now, ok := m.FindTopic(t.Name); !ok || now.ID != t.ID || now.Phase == coordinator.Deleting {
+		return refuse("UNKNOWN_TOPIC", "topic", "the topic was deleted")
+	}
+	if g, ok := m.GroupByID(gid); !ok || g.Phase == coordinator.Deleting {
+		return errGroupGone()
+	}
+	return err
+}
+
 func errGroupGone() error { return refuse("UNKNOWN_GROUP", "group", "the group was deleted") }
 
 // attend keeps a waiting session alive, and interrupts the wait when its group

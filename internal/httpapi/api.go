@@ -29,6 +29,8 @@ type Config struct {
 	// WriteTime is how long a caller may take over an answer, or a part of one
 	// that is a stream.
 	WriteTime time.Duration
+	// Partitions tells how many a topic has.
+	Partitions func(topic string) (int, error)
 	// Stream makes room for one more stream, or refuses it.
 	Stream func() (Memory, error)
 }
@@ -70,6 +72,7 @@ var routes = []route{
 	{http.MethodPost, groupPath + "/extend", settle(strandmqv1.SettleAction_SETTLE_ACTION_EXTEND, true, false)},
 	{http.MethodPost, groupPath + "/release", settle(strandmqv1.SettleAction_SETTLE_ACTION_RELEASE, false, false)},
 	{http.MethodPost, groupPath + "/seek", (*api).seek},
+	{http.MethodDelete, groupPath + "/members/{member}", (*api).leave},
 	{http.MethodGet, "/v1/openapi.json", (*api).description},
 	{http.MethodGet, "/v1/topics", (*api).listTopics},
 	{http.MethodGet, "/v1/topics/{topic}", (*api).describeTopic},

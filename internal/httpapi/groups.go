@@ -112,6 +112,28 @@ func settle(action strandmqv1.SettleAction, delay, reason bool) func(*api, http.
 	}
 }
 
+// leave ends a member's session: what it holds goes back at once, and its keys to
+// the others.
+func (a *api) leave(w http.ResponseWriter, r *http.Request) error {
+	f, _, err := query(r)
+	if err != nil {
+		return err
+	}
+	session := f.text("session")
+	if err := f.done(); err != nil {
+		return err
+	}
+	if session == "" {
+		return refuse("BAD_VALUE", "session", "the parameter \"session\" is missing: give the one that poll answered, so that no later one of the same member ends")
+	}
+	req := &strandmqv1.LeaveRequest{Topic: r.PathValue("topic"), Group: r.PathValue("group"), Member: r.PathValue("member"), Session: session}
+	if _, err := a.calls.consume.Leave(r.Context(), req); err != nil {
+		return err
+	}
+	w.WriteHeader(http.StatusNoContent)
+	return nil
+}
+
 // settledOne is what became of one delivery.
 type settledOne struct {
 	Token        string   `json:"token"`

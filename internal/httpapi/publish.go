@@ -34,7 +34,11 @@ func (a *api) publish(w http.ResponseWriter, r *http.Request) error {
 	if err := plainBody(r); err != nil {
 		return err
 	}
-	if kind, _, err := mime.ParseMediaType(r.Header.Get("Content-Type")); err == nil && kind == lines {
+	given := r.Header.Get("Content-Type")
+	if kind, params, err := mime.ParseMediaType(given); err == nil && kind == lines {
+		if charset, has := params["charset"]; has && !strings.EqualFold(charset, "utf-8") {
+			return refuse("BAD_CONTENT_TYPE", "Content-Type", "lines are read as UTF-8, and the content type %s says otherwise: send them so, with -H 'Content-Type: application/x-ndjson'", plain.Quote(given))
+		}
 		return a.publishLines(w, r)
 	}
 	return a.publishOne(w, r)

@@ -50,6 +50,9 @@ func (a *api) read(w http.ResponseWriter, r *http.Request) error {
 	field := "from"
 	if form == events {
 		if id := r.Header.Get("Last-Event-ID"); id != "" {
+			if err := a.sameStream(req.GetTopic(), id, from, q["partition"]); err != nil {
+				return err
+			}
 			from, has, field = id, true, "Last-Event-ID"
 		}
 		if !has {
@@ -62,6 +65,16 @@ func (a *api) read(w http.ResponseWriter, r *http.Request) error {
 	if err := whence(req, field, from, has, q["partition"]); err != nil {
 		return err
 	}
+	if r.Method == http.MethodHead && form != jsonOne {
+		// Nothing is sent, so there is nothing to wait for.
+		req.WaitMs, req.MaxMessages = 0, 1
+		if _, err := a.calls.read.Read(r.Context(), req); err != nil {
+			return asked(err)
+		}
+		w.Header().Set("Content-Type", form)
+		w.WriteHeader(http.StatusOK)
+		return nil
+	}
 	if form == jsonOne {
 		return a.readSome(w, r, req, limit, coded)
 	}
@@ -73,20 +86,68 @@ func (a *api) read(w http.ResponseWriter, r *http.Request) error {
 	return s.run()
 }
 
-// accepted is the form that the caller asks for.
-func accepted(r *http.Request) string {
-	if r.Method == http.MethodHead {
-		return jsonOne
+// sameStream refuses an event's id that names other partitions than the stream reads:
+// those that are missing would be passed over.
+func (a *api) sameStream(topic, id, from string, partitions []string) error {
+	places, err := parsePlaces("Last-Event-ID", id)
+	if err != nil {
+		return err
 	}
+	named := map[uint32]bool{}
+	for _, p := range places {
+		named[p.GetPartition()] = true
+	}
+	req := &strandmqv1.ReadRequest{}
+	if err := whence(req, "from", from, isPlaces(from), partitions); err != nil {
+		return err
+	}
+	reads := req.GetPartitions()
+	for _, p := range req.GetPlaces() {
+		reads = append(reads, p.GetPartition())
+	}
+	if len(reads) == 0 {
+		n, err := a.cfg.Partitions(topic)
+		if err != nil {
+			return err
+		}
+		for i := range n {
+			reads = append(reads, uint32(i))
+		}
+	}
+	for _, p := range reads {
+		if !named[p] {
+			return refuse("BAD_VALUE", "Last-Event-ID", "the id has no place in partition %d, which the stream reads: send an event's id as it came, or name the partitions to read, with partition=%d and so on", p, places[0].GetPartition())
+		}
+	}
+	if len(places) > len(reads) {
+		return refuse("BAD_VALUE", "Last-Event-ID", "the id names %d partitions, and the stream reads %d: send an event's id as it came", len(places), len(reads))
+	}
+	return nil
+}
+
+// accepted is the form that the caller asks for: of those that are named, the one
+// with the highest weight; of several, the first. A weight of 0 is a no.
+func accepted(r *http.Request) string {
+	best, form := 0.0, jsonOne
 	for _, header := range r.Header.Values("Accept") {
 		for one := range strings.SplitSeq(header, ",") {
-			switch kind, _, _ := mime.ParseMediaType(one); kind {
-			case events, lines:
-				return kind
+			kind, params, _ := mime.ParseMediaType(one)
+			if kind != events && kind != lines && kind != jsonOne {
+				continue
+			}
+			weight := 1.0
+			if q, has := params["q"]; has {
+				var err error
+				if weight, err = strconv.ParseFloat(q, 64); err != nil {
+					continue
+				}
+			}
+			if weight > best {
+				best, form = weight, kind
 			}
 		}
 	}
-	return jsonOne
+	return form
 }
 
 // whence reads where to begin.
@@ -171,6 +232,8 @@ func (a *api) readOne(w http.ResponseWriter, r *http.Request) error {
 		BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES,
 	})
 	switch {
+	case err != nil && problemOf(err).reason == "OFFSET_BEYOND_END":
+		return refuse("UNKNOWN_MESSAGE", "offset", "partition %d has no offset %d yet", number, offset)
 	case err != nil:
 		return err
 	case len(res.GetGaps()) > 0:

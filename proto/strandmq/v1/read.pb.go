@@ -137,7 +137,8 @@ type ReadPlace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The partition.
 	Partition uint32 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
-	// The offset of the next message to read.
+	// The offset of the next message to read. One beyond the end is refused: it is of
+	// another topic, such as one that was made anew under the name.
 	Offset        uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
