@@ -272,6 +272,17 @@ func (c *Coordinator) Place(ctx context.Context, id partition.PartitionID, nodes
 	return c.place(ctx, cmd)
 }
 
+// Wanted is how many replicas a partition of a topic is to have. Error: *ErrNotFound.
+func (c *Coordinator) Wanted(id partition.PartitionID) (int, error) {
+	m := c.View()
+	p, ok := m.Partition(id)
+	at, known := m.Place(id)
+	if !ok || !known {
+		return 0, &ErrNotFound{Kind: KindPartition, Name: id.String()}
+	}
+	return placement.Wanted(at.Topic.Config.Replication, p.replicas(), m.active()), nil
+}
+
 func (c *Coordinator) placing(id partition.PartitionID, nodes []partition.NodeID) (*storagev1.MetadataCommand, error) {
 	p, ok := c.View().Partition(id)
 	if !ok {

@@ -324,7 +324,7 @@ func nodeList(nodes []uint64) string {
 }
 
 func (a *app) printNodes(nodes []*strandmqv1.ClusterNode) error {
-	t := table.Table{Head: []string{"NODE", "STATE", "THERE", "ZONE", "REPLICAS", "LEADS", "LEAVING", "VOTES", "ADDRESS"}, Right: []int{4, 5, 6}}
+	t := table.Table{Head: []string{"NODE", "STATE", "THERE", "ZONE", "REPLICAS", "TO LEAD", "LEAVING", "VOTES", "ADDRESS"}, Right: []int{4, 5, 6}}
 	for _, n := range nodes {
 		there := "?"
 		switch {

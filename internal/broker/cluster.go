@@ -71,7 +71,8 @@ func (b *Broker) nodeProto(n *coordinator.Node, held coordinator.Held) *strandmq
 	if n.ID == b.cfg.Node && out.ApiAddress == "" {
 		out.ApiAddress = b.URL()
 	}
-	if ms, known := b.coord.Silent(n.ID); known {
+	// Nobody listens any more for one that is given up.
+	if ms, known := b.coord.Silent(n.ID); known && n.State != coordinator.Lost {
 		out.SilentMs = proto.Int64(int64(ms))
 	}
 	return out

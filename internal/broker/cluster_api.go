@@ -164,14 +164,19 @@ func (a clusterAPI) MovePartition(ctx context.Context, req *strandmqv1.MoveParti
 			return nil, err
 		}
 	}
-	before := t.Partitions[req.GetPartition()].Nodes()
-	if req.GetDryRun() {
-		err = a.b.coord.CheckPlace(id, nodes)
-	} else {
-		_, err = a.b.coord.Place(ctx, id, nodes)
-	}
-	if err != nil {
+	if err := a.b.coord.CheckPlace(id, nodes); err != nil {
 		return nil, err
+	}
+	// Otherwise the cluster would undo it at once, or take copies that nobody meant.
+	if want, err := a.b.coord.Wanted(id); err == nil && want != len(nodes) {
+		return nil, refuse("REPLICATION", "nodes", "topic %s has %d replicas of each partition, and %d nodes are named: name %d, or change it with 'topic alter %s --replication %d'",
+			t.Name, want, len(nodes), want, t.Name, len(nodes))
+	}
+	before := t.Partitions[req.GetPartition()].Nodes()
+	if !req.GetDryRun() {
+		if _, err := a.b.coord.Place(ctx, id, nodes); err != nil {
+			return nil, err
+		}
 	}
 	move := placement.Move{Partition: id, From: before, To: nodes}
 	return &strandmqv1.MovePartitionResponse{Move: moveProto(a.b.coord.View(), move)}, nil

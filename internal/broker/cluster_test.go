@@ -52,6 +52,11 @@ func TestClusterOnTheMap(t *testing.T) {
 		t.Errorf("nodes %v", res.GetNodes())
 	}
 
+	// More or fewer nodes than there are to be replicas would be undone at once.
+	_, err = api.cluster.MovePartition(ctx(t), &strandmqv1.MovePartitionRequest{Topic: "orders", Partition: 1, Nodes: []uint64{1}})
+	if r := problemOf(err).GetReason(); r != "REPLICATION" {
+		t.Errorf("to one node: %s, %v", r, err)
+	}
 	// A move, looked at and made. Nobody carries it out here.
 	to := &strandmqv1.MovePartitionRequest{Topic: "orders", Partition: 1, Nodes: []uint64{1, 3, 4}, DryRun: true}
 	for _, dry := range []bool{true, false} {

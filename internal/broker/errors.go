@@ -78,7 +78,7 @@ var table = []row{
 	{"OFFSET_BEYOND_END", "out_of_range", "A group was to start at, or be moved to, an offset beyond the end of a partition.", "Use an offset up to end_offset, or latest for the end; the message says where it is."},
 	{"OFFSET_EXPIRED", "out_of_range", "The offset is no longer kept.", "Use a position from start_offset on."},
 	{"LIMIT_REACHED", "resource_exhausted", "A limit on the number of topics, partitions, groups or members is reached.", "Delete what is not needed, or raise the limit."},
-	{"REPLICATION", "failed_precondition", "More replicas are asked for than there are active nodes.", "Add nodes, or ask for fewer replicas."},
+	{"REPLICATION", "failed_precondition", "More replicas are asked for than there are active nodes, or a move names more or fewer nodes than the topic has replicas.", "Add nodes, ask for fewer replicas, or name as many nodes as the topic has."},
 	{"LAST_NODE", "failed_precondition", "The last active node cannot be drained, replaced or removed.", "Add a node first."},
 	{"NODE_HOLDS", "failed_precondition", "The node has replicas, or the only replica of something.", "Drain it and wait until it has none; the message says how many it has."},
 	{"NODE_GONE", "failed_precondition", "The node was removed, or its disk was given up; it never comes back.", "Start it on an empty data folder, as a new node."},

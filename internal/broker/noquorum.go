@@ -113,6 +113,17 @@ func (h *behind) of(id partition.PartitionID) bool {
 	return h.from[id]
 }
 
+// mapBehind says that the map here may be behind, since too few of those that vote for
+// it are there; empty: enough are.
+func (b *Broker) mapBehind() string {
+	if len(b.missing(partition.Metadata)) == 0 {
+		return ""
+	}
+	_, h := maybeBehind(context.Background())
+	h.note(partition.Metadata)
+	return h.words(b)
+}
+
 // words say what may be behind; empty: nothing.
 func (h *behind) words(b *Broker) string {
 	h.mu.Lock()

@@ -81,9 +81,11 @@ func TestMajorityLost(t *testing.T) {
 		t.Fatalf("%v, %v", trace, err)
 	}
 	says("the trace", trace.GetBehind())
-	if topics, err := a.topics.ListTopics(ctx(t), &strandmqv1.ListTopicsRequest{}); err != nil || len(topics.GetTopics()) != 1 {
+	topics, err := a.topics.ListTopics(ctx(t), &strandmqv1.ListTopicsRequest{})
+	if err != nil || len(topics.GetTopics()) != 1 {
 		t.Errorf("%v, %v", topics, err)
 	}
+	says("the list of topics", topics.GetBehind())
 	for _, path := range []string{"/livez", "/startupz", "/readyz", "/metrics"} {
 		res, err := http.Get(b.URL() + path)
 		if err != nil {

@@ -31,7 +31,7 @@ func (a topicAPI) CreateTopic(ctx context.Context, req *strandmqv1.CreateTopicRe
 
 // ListTopics lists all topics in use.
 func (a topicAPI) ListTopics(context.Context, *strandmqv1.ListTopicsRequest) (*strandmqv1.ListTopicsResponse, error) {
-	res := &strandmqv1.ListTopicsResponse{}
+	res := &strandmqv1.ListTopicsResponse{Behind: a.b.mapBehind()}
 	for t := range a.b.coord.View().Topics() {
 		if t.Phase == coordinator.Ready {
 			res.Topics = append(res.Topics, topicProto(t))

@@ -574,7 +574,10 @@ func (*ListTopicsRequest) Descriptor() ([]byte, []int) {
 type ListTopicsResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The topics by name.
-	Topics        []*Topic `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	Topics []*Topic `protobuf:"bytes,1,rep,name=topics,proto3" json:"topics,omitempty"`
+	// Not empty: too few nodes are there, so this is what the node that answers holds,
+	// and it may be behind. It says which nodes are missing.
+	Behind        string `protobuf:"bytes,2,opt,name=behind,proto3" json:"behind,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -614,6 +617,13 @@ func (x *ListTopicsResponse) GetTopics() []*Topic {
 		return x.Topics
 	}
 	return nil
+}
+
+func (x *ListTopicsResponse) GetBehind() string {
+	if x != nil {
+		return x.Behind
+	}
+	return ""
 }
 
 // DescribeTopicRequest names a topic.
@@ -5635,9 +5645,10 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x13CreateTopicResponse\x12(\n" +
 	"\x05topic\x18\x01 \x01(\v2\x12.strandmq.v1.TopicR\x05topic\x12\x18\n" +
 	"\aexisted\x18\x02 \x01(\bR\aexisted\"\x13\n" +
-	"\x11ListTopicsRequest\"@\n" +
+	"\x11ListTopicsRequest\"X\n" +
 	"\x12ListTopicsResponse\x12*\n" +
-	"\x06topics\x18\x01 \x03(\v2\x12.strandmq.v1.TopicR\x06topics\",\n" +
+	"\x06topics\x18\x01 \x03(\v2\x12.strandmq.v1.TopicR\x06topics\x12\x16\n" +
+	"\x06behind\x18\x02 \x01(\tR\x06behind\",\n" +
 	"\x14DescribeTopicRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\"\xad\x01\n" +
 	"\x15DescribeTopicResponse\x12(\n" +

@@ -219,7 +219,7 @@ type ClusterNode struct {
 	// When it joined.
 	Joined *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=joined,proto3" json:"joined,omitempty"`
 	// How long it was not heard of, in milliseconds; 0: it is there. Not set: who
-	// answers does not know.
+	// answers does not know, or its disk is lost and nobody listens for it any more.
 	SilentMs *int64 `protobuf:"varint,7,opt,name=silent_ms,json=silentMs,proto3,oneof" json:"silent_ms,omitempty"`
 	// Of how many partitions a replica is wanted on it.
 	Replicas uint32 `protobuf:"varint,8,opt,name=replicas,proto3" json:"replicas,omitempty"`

@@ -129,7 +129,7 @@ export type ClusterNode = Message<"strandmq.v1.ClusterNode"> & {
 
   /**
    * How long it was not heard of, in milliseconds; 0: it is there. Not set: who
-   * answers does not know.
+   * answers does not know, or its disk is lost and nobody listens for it any more.
    *
    * @generated from field: optional int64 silent_ms = 7;
    */
