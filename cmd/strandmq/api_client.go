@@ -2,11 +2,15 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
+	"syscall"
 	"time"
 
 	"connectrpc.com/connect"
@@ -155,9 +159,11 @@ func unanswered(err error, code connect.Code, server, text string) string {
 	var op *net.OpError
 	var bad *url.Error
 	var none noneAnswers
-	switch {
+	switch wrong := wrongDoor(err); {
 	case errors.As(err, &none):
 		return none.Error()
+	case wrong != "":
+		return fmt.Sprintf("no broker answers at %s: %s", server, wrong)
 	case errors.As(err, &op) && op.Op == "dial":
 		return fmt.Sprintf("no broker answers at %s (%v): start one with 'strandmq serve', or name another with --server", server, op.Err)
 	case errors.Is(err, context.DeadlineExceeded) || code == connect.CodeDeadlineExceeded:
@@ -168,6 +174,22 @@ func unanswered(err error, code connect.Code, server, text string) string {
 		return fmt.Sprintf("what answers at %s is no StrandMQ broker of this version: %s", server, text)
 	}
 	return text
+}
+
+// wrongDoor is what is at an address where something listens and the protocol of clients
+// is not spoken, and what to do; empty: that is not how err came.
+func wrongDoor(err error) string {
+	var header tls.RecordHeaderError
+	var untrusted *tls.CertificateVerificationError
+	switch {
+	case errors.As(err, &header) || strings.Contains(err.Error(), "server gave HTTP response to HTTPS client"):
+		return "what is there speaks no TLS; a broker itself does not, so give the address with http://"
+	case errors.As(err, &untrusted):
+		return fmt.Sprintf("the certificate there is not one that this machine trusts (%v); a broker speaks TLS to nodes alone: give the address of its --listen, with http://, or that of a proxy whose certificate is trusted", untrusted.Err)
+	case errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE) || strings.Contains(err.Error(), "malformed HTTP response"):
+		return "what is there takes connections and ends them without an answer; it is stopping, or that is a port for nodes (--peer-listen), and --listen has the one for clients"
+	}
+	return ""
 }
 
 // badInput tells refusals of what was typed from refusals of what was asked.

@@ -1,6 +1,10 @@
 package main
 
 import (
+	"crypto/tls"
+	"io"
+	"log"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -18,10 +22,38 @@ func TestWhatIsNoBroker(t *testing.T) {
 	defer web.Close()
 	gone := httptest.NewServer(nil)
 	gone.Close()
+	secure := httptest.NewUnstartedServer(nil)
+	secure.Config.ErrorLog = log.New(io.Discard, "", 0) // it is told of who does not trust it
+	secure.StartTLS()
+	defer secure.Close()
+	// As a port for nodes is to who speaks no TLS.
+	nodes, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer nodes.Close()
+	go func() {
+		for {
+			c, err := nodes.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_ = tls.Server(c, &tls.Config{Certificates: secure.TLS.Certificates}).Handshake()
+				_ = c.Close()
+			}()
+		}
+	}()
+	peers := nodes.Addr().String()
 	for _, c := range []struct {
 		server, want string
 		code         int
 	}{
+		{"https" + strings.TrimPrefix(web.URL, "http"), "no broker answers at https" + strings.TrimPrefix(web.URL, "http") + ": what is there speaks no TLS", exitFailed},
+		{secure.URL, "the certificate there is not one that this machine trusts", exitFailed},
+		{peers, "no broker answers at http://" + peers + ": what is there takes connections and ends them without an answer", exitFailed},
+		{peers + "," + gone.URL, "http://" + peers + " (what is there takes connections", exitFailed},
+		{peers, "(--peer-listen)", exitFailed},
 		{gone.URL, "no broker answers at " + gone.URL, exitFailed},
 		{gone.URL, "start one with 'strandmq serve'", exitFailed},
 		{web.URL, "is no StrandMQ broker", exitFailed},

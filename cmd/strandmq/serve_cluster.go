@@ -1,6 +1,8 @@
 package main
 
 import (
+	"net"
+
 	"github.com/spf13/pflag"
 
 	"github.com/strandmq/strandmq/internal/broker"
@@ -30,10 +32,18 @@ func (f *clusterFlags) config() (*broker.ClusterConfig, error) {
 		return nil, usagef("--join needs --join-token: 'strandmq cluster token' at the cluster makes one")
 	case f.join != "" && f.listen == "":
 		return nil, usagef("--join needs --peer-listen: the other nodes have to reach this one")
+	case f.join != "" && !isHostPort(f.join):
+		return nil, usagef("--join %q is not an address and port: give the --peer-listen of one of the cluster's nodes, such as 127.0.0.1:7271", f.join)
 	case f.token != "" && f.join == "":
 		return nil, usagef("--join-token needs --join: which node is to let this one in")
 	case *f == clusterFlags{}:
 		return nil, nil //nolint:nilnil // alone, unless its folder says otherwise
 	}
 	return &broker.ClusterConfig{Listen: f.listen, Address: f.address, Join: f.join, Token: token, Zone: f.zone}, nil
+}
+
+// isHostPort tells whether a text is a host and a port.
+func isHostPort(text string) bool {
+	host, port, err := net.SplitHostPort(text)
+	return err == nil && host != "" && port != ""
 }

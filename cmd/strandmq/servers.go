@@ -234,6 +234,9 @@ func (s *servers) ready(ctx context.Context, u *url.URL) (bool, error) {
 	case errors.As(err, &dialed) && dialed.Op == "dial":
 		return false, dialed.Err
 	case err != nil:
+		if wrong := wrongDoor(err); wrong != "" {
+			return false, errors.New(wrong)
+		}
 		return false, err
 	}
 	_ = res.Body.Close()

@@ -42,7 +42,9 @@ func TestFailedJoinTakesNothing(t *testing.T) {
 	if got := members(); got != 1 {
 		t.Fatalf("the cluster has %d nodes after joins that failed", got)
 	}
-	n.cfg.Cluster.Address = ""
+	n.cfg.Cluster.Address, n.cfg.Cluster.Join = "", first.b.Addr()
+	refusedStart(t, n, JoinFailed, "that looks like a port for clients")
+	n.cfg.Cluster.Join = at
 	if err := n.start(); err != nil {
 		t.Fatalf("the token was used up: %v", err)
 	}

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -203,6 +204,10 @@ func (a *agent) joinCluster(ctx context.Context, told *ClusterConfig) error {
 // joinError says why a machine was not let in.
 func joinError(at string, err error) error {
 	var refused *peer.ErrRefused
+	var noTLS tls.RecordHeaderError
+	if errors.As(err, &noTLS) {
+		return &StartError{Reason: JoinFailed, Err: err, Text: fmt.Sprintf("what answers at %s does not speak as nodes do: that looks like a port for clients; give --join the --peer-listen of one of the cluster's nodes", at)}
+	}
 	if !errors.As(err, &refused) {
 		return &StartError{Reason: JoinFailed, Err: err, Text: fmt.Sprintf("the node at %s cannot be asked to let this one in: %v: check --join, and that a node runs there with --peer-listen", at, err)}
 	}
