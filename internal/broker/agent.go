@@ -44,6 +44,7 @@ type agent struct {
 	wake      chan struct{} // look again; holds one
 	ready     chan struct{} // closed when the node serves
 
+	asks    time.Time           // since when it asks to be taken in again, as long as it does
 	life    uint64              // of this start
 	earlier []coordinator.Start // of the data folder, as far as it knows them
 

@@ -312,6 +312,9 @@ func (a *agent) found(ctx context.Context) error {
 func (a *agent) announce(ctx context.Context) error {
 	b, at := a.b, a.address()
 	last, member := time.Now(), time.Now()
+	a.asks = last
+	b.waits.Store(a)
+	defer b.waits.Store(nil)
 	for {
 		err := a.sayWhere(ctx, at)
 		if err == nil {
@@ -333,7 +336,7 @@ func (a *agent) announce(ctx context.Context) error {
 		}
 		if time.Since(last) > waitingTold {
 			last = time.Now()
-			a.log.Warn("waiting for the cluster: a majority of the nodes that vote must be there", "node", b.cfg.Node, "err", err)
+			a.log.Warn("waiting for the cluster: a majority of the nodes that vote must be there", "node", b.cfg.Node, "waiting", a.waitsFor(last).text, "err", err)
 		}
 		if err := pauseFor(ctx, agentPause); err != nil {
 			return err

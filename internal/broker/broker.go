@@ -37,6 +37,7 @@ type Broker struct {
 	coord     *coordinator.Coordinator
 	metadata  atomic.Pointer[coordinator.App] // the first one of this process
 	agent     *agent                          // nil: the node is alone
+	waits     atomic.Pointer[agent]           // while it waits for the other nodes to start
 	cluster   coordinator.Cluster
 	groups    *consumer.Shell // of this node's partitions
 	parts     partitions      // all, wherever they are led
@@ -322,6 +323,9 @@ func (b *Broker) failure() error {
 func (b *Broker) ready() *refusal {
 	switch {
 	case !b.started.Load():
+		if a := b.waits.Load(); a != nil {
+			return a.waitsFor(time.Now())
+		}
 		return &refusal{reason: "NOT_READY", text: "the broker is starting: it reads its log", retryAfter: 500 * time.Millisecond}
 	case b.serving.Err() != nil:
 		return b.stopping()

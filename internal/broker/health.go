@@ -85,6 +85,9 @@ func (b *Broker) notStarted() string {
 	if b.started.Load() {
 		return ""
 	}
+	if a := b.waits.Load(); a != nil {
+		return a.waitsFor(time.Now()).text
+	}
 	return "the broker is reading its log"
 }
 

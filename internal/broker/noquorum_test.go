@@ -2,11 +2,13 @@ package broker
 
 import (
 	"context"
+	"io"
 	"net/http"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/strandmq/strandmq/internal/heldport"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -181,4 +183,69 @@ func TestMajorityLost(t *testing.T) {
 	if err != nil || cluster.GetBehind() != "" {
 		t.Errorf("%v, %v", cluster.GetBehind(), err)
 	}
+}
+
+// A node that starts and finds too few others says for whom it waits, to whoever asks and
+// in its probes, and goes on when they are there.
+func TestStartWaitsForMajority(t *testing.T) {
+	t.Parallel()
+	c := startThree(t)
+	c.awaitVoters()
+	for _, n := range c.nodes {
+		n.stop()
+	}
+	lone := c.nodes[0]
+	lone.cfg.Listen = heldport.Address(t) // it is asked before Start returns
+	started := make(chan error, 1)
+	go func() { started <- lone.start() }()
+	a := newAPI(t, "http://"+lone.cfg.Listen)
+	others := []string{"n2 (" + c.nodes[1].cfg.Cluster.Listen + ")", "n3 (" + c.nodes[2].cfg.Cluster.Listen + ")"}
+	calls := map[string]func() error{
+		"publish": func() error {
+			_, err := a.publish.Publish(ctx(t), &strandmqv1.PublishRequest{Topic: "orders", Messages: []*strandmqv1.Message{msg("k", "x")}})
+			return err
+		},
+		"cluster": func() error {
+			_, err := a.cluster.DescribeCluster(ctx(t), &strandmqv1.DescribeClusterRequest{})
+			return err
+		},
+		"node": func() error {
+			_, err := a.node.NodeInfo(ctx(t), &strandmqv1.NodeInfoRequest{})
+			return err
+		},
+	}
+	for name, call := range calls {
+		var p *strandmqv1.Problem
+		inTime(t, name+" is told for whom the node waits", func() bool {
+			p = problemOf(call())
+			return p.GetReason() == "NO_QUORUM"
+		})
+		for _, want := range append(others, "waits for a majority of the 3 nodes") {
+			if !strings.Contains(p.GetMessage(), want) {
+				t.Errorf("%s: %q does not say %q", name, p.GetMessage(), want)
+			}
+		}
+		if p.GetRetryAfterMs() == 0 {
+			t.Errorf("%s is not told that it passes", name)
+		}
+	}
+	for path, want := range map[string]string{"/livez": "ok", "/readyz": "waits for a majority", "/startupz": "waits for a majority"} {
+		res, err := http.Get("http://" + lone.cfg.Listen + path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(res.Body)
+		_ = res.Body.Close()
+		if err != nil || !strings.Contains(string(body), want) {
+			t.Errorf("%s: %q, %v; want %q", path, body, err, want)
+		}
+	}
+	if err := c.nodes[1].start(); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	c.api(0).topic(t, "orders", 1)
+	c.publish(0, "orders", "a", 3)
 }
