@@ -53,6 +53,7 @@ func TestTypeScriptClient(t *testing.T) {
 	t.Parallel() // it waits for processes
 	run(t, filepath.Join("node_modules", "typescript", "bin", "tsc"), "-p", ".")
 	run(t, filepath.Join("test", "retry.mjs"))
+	run(t, filepath.Join("test", "check.mjs"))
 
 	folder := t.TempDir()
 	listed, other := pageServer(t, folder), pageServer(t, folder)

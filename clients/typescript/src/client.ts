@@ -1,5 +1,6 @@
 import { createClient, type Client, type Transport } from "@connectrpc/connect";
 import { createConnectTransport, createGrpcWebTransport } from "@connectrpc/connect-web";
+import { bad, number, object, string, whole } from "./check.js";
 import { fromThrown, StrandMQError } from "./errors.js";
 import type { Delivery, Settled } from "./delivery.js";
 import { ConsumeService, type SettleAction } from "./gen/strandmq/v1/consume_pb.js";
@@ -15,6 +16,15 @@ export interface Options {
   publishTimeoutMs?: number;
   /** How long one call that settles may take. Default 10 s. */
   settleTimeoutMs?: number;
+}
+
+/** The URL of a broker, which has to be one. */
+function address(to: string): string {
+  if (to.startsWith("/") && "location" in globalThis) return to; // of the page's own origin
+  if (!URL.canParse(to) || !/^https?:$/.test(new URL(to).protocol)) {
+    throw new StrandMQError("BAD_VALUE", `${JSON.stringify(to)} is no URL of a broker, such as http://127.0.0.1:7171`, "to");
+  }
+  return to;
 }
 
 /** A transport over fetch that speaks Connect: for browsers, and Node without more. */
@@ -36,8 +46,14 @@ export class StrandMQ {
   private readonly settleTimeoutMs: number;
 
   /** @param to the broker's URL, for Connect over fetch, or another transport. */
-  constructor(to: string | Transport, { retryForMs = 10_000, publishTimeoutMs = 30_000, settleTimeoutMs = 10_000 }: Options = {}) {
-    const transport = typeof to === "string" ? connectTransport(to) : to;
+  constructor(to: string | Transport, options: Options = {}) {
+    object(options, "options", ["retryForMs", "publishTimeoutMs", "settleTimeoutMs"]);
+    const { retryForMs = 10_000, publishTimeoutMs = 30_000, settleTimeoutMs = 10_000 } = options;
+    number(retryForMs, "retryForMs");
+    number(publishTimeoutMs, "publishTimeoutMs");
+    number(settleTimeoutMs, "settleTimeoutMs");
+    const transport = typeof to === "string" ? connectTransport(address(to)) : to;
+    if (typeof transport?.unary !== "function") throw bad("to", to, "the broker's URL, or a transport");
     this.publishing = createClient(PublishService, transport);
     this.consuming = createClient(ConsumeService, transport);
     this.retryForMs = retryForMs;
@@ -58,6 +74,11 @@ export class StrandMQ {
 
   /** Stores messages of one topic, those of one key in their order; each has an outcome of its own. */
   async publishAll(topic: string, messages: readonly Message[], options: PublishOptions = {}): Promise<Outcome[]> {
+    string(topic, "topic");
+    if (!Array.isArray(messages)) throw bad("messages", messages, "a list of messages");
+    object(options, "options", ["signal", "retryForMs", "inOrder", "timeoutMs"]);
+    if (options.retryForMs !== undefined) number(options.retryForMs, "retryForMs");
+    if (options.timeoutMs !== undefined) number(options.timeoutMs, "timeoutMs");
     try {
       return await publishAll(this.publishing, topic, messages, { retryForMs: this.retryForMs, timeoutMs: this.publishTimeoutMs, ...options });
     } catch (thrown) {
@@ -67,6 +88,13 @@ export class StrandMQ {
 
   /** Deliveries as they come, for a for await loop: see SubscribeOptions. */
   subscribe(options: SubscribeOptions): AsyncGenerator<Delivery, void, undefined> {
+    object(options, "options", ["topic", "group", "member", "createGroup", "window", "signal", "retryForMs", "settleTimeoutMs", "onReconnect"]);
+    string(options.topic, "topic");
+    string(options.group, "group");
+    if (options.member !== undefined) string(options.member, "member");
+    if (options.window !== undefined) whole(options.window, "window", 1);
+    if (options.retryForMs !== undefined) number(options.retryForMs, "retryForMs");
+    if (options.settleTimeoutMs !== undefined) number(options.settleTimeoutMs, "settleTimeoutMs");
     return subscribe(this.consuming, { retryForMs: this.retryForMs, settleTimeoutMs: this.settleTimeoutMs, ...options });
   }
 

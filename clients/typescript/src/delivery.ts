@@ -1,5 +1,6 @@
 import { timestampDate } from "@bufbuild/protobuf/wkt";
 import { SettleAction, type Delivery as WireDelivery } from "./gen/strandmq/v1/consume_pb.js";
+import { StrandMQError } from "./errors.js";
 import type { Data } from "./message.js";
 
 /** What became of a settlement. */
@@ -33,14 +34,23 @@ export class Delivery {
     return new TextEncoder().encode(b?.case === "text" ? b.value : "");
   }
 
-  /** The body as text; throws when it is not UTF-8. */
+  /** The body as text; BAD_BODY when it is not UTF-8. */
   text(): string {
-    return utf8.decode(this.body);
+    try {
+      return utf8.decode(this.body);
+    } catch (thrown) {
+      throw new StrandMQError("BAD_BODY", `the body of offset ${this.offset} is not UTF-8`, "body", 0, { cause: thrown });
+    }
   }
 
-  /** The body as JSON; throws when it is none. */
+  /** The body as JSON; BAD_BODY when it is none. */
   json<T = unknown>(): T {
-    return JSON.parse(this.text()) as T;
+    const text = this.text();
+    try {
+      return JSON.parse(text) as T;
+    } catch (thrown) {
+      throw new StrandMQError("BAD_BODY", `the body of offset ${this.offset} is not JSON: ${(thrown as Error).message}`, "body", 0, { cause: thrown });
+    }
   }
 
   get key(): Data | undefined {

@@ -2,7 +2,7 @@ export { StrandMQ, connectTransport, grpcWebTransport, type Options } from "./cl
 export { Delivery, type Settled } from "./delivery.js";
 export { StrandMQError, type Reason } from "./errors.js";
 export { brokerReasons, type BrokerReason } from "./reasons.js";
-export type { Data, Message } from "./message.js";
+export type { Data, GivenData, Message } from "./message.js";
 export type { Outcome, PublishOptions, Receipt } from "./publish.js";
 export type { SubscribeOptions } from "./subscribe.js";
 export { SettleAction } from "./gen/strandmq/v1/consume_pb.js";

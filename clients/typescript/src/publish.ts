@@ -2,7 +2,7 @@ import type { Client } from "@connectrpc/connect";
 import { fromProblem, fromThrown, StrandMQError } from "./errors.js";
 import type { PublishResult, PublishService } from "./gen/strandmq/v1/publish_pb.js";
 import { toWire, type Message } from "./message.js";
-import { Backoff, retried, sleep } from "./retry.js";
+import { Backoff, inTime, retried, sleep } from "./retry.js";
 
 /** Where a message is stored, fsynced by a majority of its replicas. */
 export interface Receipt {
@@ -40,7 +40,14 @@ export async function publishAll(
   messages: readonly Message[],
   { signal, retryForMs = 10_000, inOrder = false, timeoutMs = 30_000 }: PublishOptions,
 ): Promise<Outcome[]> {
-  const wire = messages.map(toWire);
+  const wire = messages.map((m, i) => {
+    try {
+      return toWire(m);
+    } catch (thrown) {
+      if (messages.length === 1 || !(thrown instanceof StrandMQError)) throw thrown;
+      throw new StrandMQError(thrown.reason, `message ${i}: ${thrown.message}`, `messages[${i}].${thrown.field}`, 0, { cause: thrown });
+    }
+  });
   const outcomes = new Array<Outcome>(messages.length);
   const end = Date.now() + retryForMs;
   const backoff = new Backoff();
@@ -77,8 +84,10 @@ export async function publishAll(
     // One that may be stored, and has no id, is the caller's to decide about; what
     // stands behind it must not overtake it meanwhile.
     if (unsure || passing.length === 0) break;
-    ms = Math.max(ms, backoff.wait(outcomes[passing[0]!]!.error!));
-    if (Date.now() + ms > end || signal?.aborted) break;
+    if (signal?.aborted) break;
+    const asked = outcomes[passing.find((i) => outcomes[i]!.error!.retryAfterMs === ms)!]!.error!;
+    ms = inTime(backoff.wait(asked), asked, end);
+    if (ms < 0) break;
     await sleep(ms, signal).catch(() => undefined);
     if (signal?.aborted) break; // with what is known
     left = passing;

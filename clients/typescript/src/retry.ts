@@ -39,6 +39,14 @@ export function sleep(ms: number, signal?: AbortSignal): Promise<void> {
   });
 }
 
+/** The wait before another attempt, cut where the time is over, when the last one is made;
+ * below 0: that would be sooner than the broker asked for, or there is no time. */
+export function inTime(ms: number, e: StrandMQError, end: number): number {
+  const left = end - Date.now();
+  if (left <= 0 || left < e.retryAfterMs) return -1;
+  return Math.min(ms, left);
+}
+
 /** Calls until it succeeds, fails in a way that does not pass, or forMs are over. */
 export async function retried<T>(call: () => Promise<T>, forMs: number, signal?: AbortSignal, safe: (e: StrandMQError) => boolean = () => true): Promise<T> {
   const end = Date.now() + forMs;
@@ -48,8 +56,9 @@ export async function retried<T>(call: () => Promise<T>, forMs: number, signal?:
       return await call();
     } catch (thrown) {
       const e = fromThrown(thrown);
-      const ms = backoff.wait(e);
-      if (!e.retryable || !safe(e) || Date.now() + ms > end || signal?.aborted) throw e;
+      if (!e.retryable || !safe(e) || signal?.aborted) throw e;
+      const ms = inTime(backoff.wait(e), e, end);
+      if (ms < 0) throw e;
       await sleep(ms, signal);
     }
   }

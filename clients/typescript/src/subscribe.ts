@@ -1,5 +1,6 @@
 import type { Client } from "@connectrpc/connect";
 import { timestampDate } from "@bufbuild/protobuf/wkt";
+import { string, whole } from "./check.js";
 import { Delivery, type Settle } from "./delivery.js";
 import { fromProblem, fromThrown, StrandMQError } from "./errors.js";
 import type { ConsumeService } from "./gen/strandmq/v1/consume_pb.js";
@@ -36,6 +37,11 @@ type Service = Client<typeof ConsumeService>;
 /** settler settles deliveries of a group by their tokens. */
 export function settler(service: Service, topic: string, group: string, retryForMs: number, timeoutMs: number): Settle {
   return async (token, action, delayMs = 0, reason = "") => {
+    string(topic, "topic");
+    string(group, "group");
+    string(token, "token");
+    string(reason, "reason");
+    whole(delayMs, "delayMs");
     const settlements = [{ token, action, delayMs: BigInt(delayMs), reason }];
     return retried(async () => {
       const { results } = await service.settle({ topic, group, settlements }, { timeoutMs });
