@@ -33,6 +33,9 @@ func run(t *testing.T, dir string, command []string, want ...string) {
 			t.Errorf("%s does not print %q:\n%s", strings.Join(command, " "), w, out)
 		}
 	}
+	if strings.Contains(string(out), "undefined") {
+		t.Errorf("%s prints what is not there:\n%s", strings.Join(command, " "), out)
+	}
 	topics, err := b.Client.Admin().ListTopics(t.Context())
 	if err != nil || len(topics) != 0 {
 		t.Errorf("it leaves the topics %v: %v", topics, err)

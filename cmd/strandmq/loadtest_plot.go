@@ -129,7 +129,7 @@ func newPanel(y float64, label, axis string, lines []loadtest.Line, value func(l
 			c.add(place(x.Along(axis), value(x)))
 			grey.add(place(x.Along(axis), value(l.Points[0])*x.Linear))
 		}
-		if ideal {
+		if ideal && !fixedRate(l.Points) {
 			p.Curves = append(p.Curves, grey)
 		}
 		p.Curves = append(p.Curves, c)

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -35,7 +36,8 @@ func (a *app) sweepCommand() *cobra.Command {
 after the other, each with a new topic, and shows what each carries. SPEED-UP is
 against the first point of its line: a line is what differs in the number of members
 alone, if there are several; else of partitions; else of nodes. OF LINEAR is the
-speed-up's share of what it would be if the rate grew as much.
+speed-up's share of what it would be if the rate grew as much. With --rate neither is
+shown: the rate is then what was asked for, and the latencies tell how it went.
 
 With --nodes clusters of that many nodes are started on this machine for it, as
 'strandmq dev' does, in a folder that is removed at the end. Without, it is the
@@ -192,6 +194,13 @@ func spotText(x loadtest.Spot) string {
 // showSweep prints the points, and draws them unless draw is nil.
 func (a *app) showSweep(s loadtest.Sweep, r sweepReport, draw drawSweep) error {
 	lines := s.Lines(r.Points)
+	if r.Load.Rate > 0 {
+		for _, l := range lines {
+			for i := range l.Points {
+				l.Points[i].SpeedUp, l.Points[i].Linear = 0, 0
+			}
+		}
+	}
 	r.Points = r.Points[:0]
 	for _, l := range lines {
 		r.Points = append(r.Points, l.Points...)
@@ -217,18 +226,32 @@ func (a *app) showSweep(s loadtest.Sweep, r sweepReport, draw drawSweep) error {
 	return err
 }
 
+// fixedRate tells whether points have the rate that was asked for, which says nothing about
+// how much more there could be: they have no speed-up.
+func fixedRate(points []loadtest.Point) bool { return len(points) > 0 && points[0].Linear == 0 }
+
 func sweepTable(points []loadtest.Point) *table.Table {
+	fixed := fixedRate(points)
 	t := &table.Table{
 		Head:  []string{"NODES", "PARTITIONS", "MEMBERS", "PER SECOND", "SPEED-UP", "OF LINEAR", "P50", "P99", "VERDICT"},
 		Right: []int{0, 1, 2, 3, 4, 5, 6, 7},
+	}
+	if fixed {
+		t.Head, t.Right = slices.Delete(t.Head, 4, 6), []int{0, 1, 2, 3, 4, 5}
 	}
 	for _, p := range points {
 		nodes := "-"
 		if p.Nodes > 0 {
 			nodes = strconv.Itoa(p.Nodes)
 		}
-		t.Add(nodes, quantity.Count(p.Partitions), quantity.Count(p.Members), rated(p.Rate), fmt.Sprintf("%.2f", p.SpeedUp),
-			fmt.Sprintf("%.2f", p.SpeedUp/p.Linear), ms(p.P50), ms(p.P99), p.Outcome)
+		row := []any{
+			nodes, quantity.Count(p.Partitions), quantity.Count(p.Members), rated(p.Rate), fmt.Sprintf("%.2f", p.SpeedUp),
+			fmt.Sprintf("%.2f", p.SpeedUp/p.Linear), ms(p.P50), ms(p.P99), p.Outcome,
+		}
+		if fixed {
+			row = slices.Delete(row, 4, 6)
+		}
+		t.Add(row...)
 	}
 	return t
 }

@@ -8,7 +8,7 @@ const server = new URL(process.env.STRANDMQ_SERVER ?? 'http://127.0.0.1:7171').h
 const files = ['publish', 'consume', 'admin'].map((name) => `strandmq/v1/${name}.proto`);
 const { strandmq: { v1 } } = grpc.loadPackageDefinition(loader.loadSync(files, {
   includeDirs: [fileURLToPath(new URL('../../proto', import.meta.url))],
-  keepCase: true, longs: String, enums: String, oneofs: true,
+  keepCase: true, longs: String, enums: String, oneofs: true, defaults: true, // an offset of 0 is one
 }));
 
 // A method of a service as a promise. Every call has a deadline: none waits for ever.
@@ -25,7 +25,13 @@ const publish = client(v1.PublishService);
 const consume = client(v1.ConsumeService);
 
 const topic = `example-node-${process.pid}`;
-await topics.CreateTopic({ topic, partitions: 2 });
+try {
+  await topics.CreateTopic({ topic, partitions: 2 });
+} catch (err) {
+  if (err.code !== grpc.status.UNAVAILABLE) throw err;
+  console.error(`no broker answers at ${server}: start one with 'strandmq serve', or set STRANDMQ_SERVER (${err.details})`);
+  process.exit(1);
+}
 
 const messages = [
   { key: 'alice', id: 'a-1', text: 'twelve apples' },

@@ -29,7 +29,12 @@ def main() -> None:
         consume = consume_grpc.ConsumeServiceStub(channel)
 
         topic = f"example-python-{os.getpid()}"
-        topics.CreateTopic(admin_pb.CreateTopicRequest(topic=topic, partitions=2), timeout=WAIT)
+        try:
+            topics.CreateTopic(admin_pb.CreateTopicRequest(topic=topic, partitions=2), timeout=WAIT)
+        except grpc.RpcError as err:
+            if err.code() != grpc.StatusCode.UNAVAILABLE:
+                raise
+            sys.exit(f"no broker answers at {server}: start one with 'strandmq serve', or set STRANDMQ_SERVER ({err.details()})")
 
         messages = [
             message_pb.Message(key="alice", id="a-1", text="twelve apples"),
