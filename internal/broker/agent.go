@@ -96,6 +96,7 @@ func (a *agent) onRole(id partition.PartitionID, _ partition.NodeID, leading boo
 	a.mu.Lock()
 	if leading {
 		a.led[id] = true
+		a.b.metrics.elected.Inc()
 	} else {
 		delete(a.led, id)
 	}

@@ -43,6 +43,7 @@ type metrics struct {
 	rejects *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
 	crowded *prometheus.CounterVec
+	elected prometheus.Counter
 
 	labelled []labelledSeries // all of the above
 	read     descriptions     // of what is read when asked
@@ -113,6 +114,7 @@ func newMetrics(version string) *metrics {
 		rejects:        counter("rejected_total", "Calls that were refused as a whole since the broker started, by reason of docs/errors.md.", "reason"),
 		calls:          histogram("rpc_server_call_duration_seconds", "Calls answered, long polls with their wait.", "rpc_system_name", "rpc_method", "rpc_response_status_code"),
 		crowded:        counter("connections_refused_total", "Connections that were closed as they came since the broker started: their address had as many as one may have."),
+		elected:        prometheus.NewCounter(prometheus.CounterOpts{Name: "strandmq_elections_won_total", Help: "How often a replica on this node came to lead its partition since the broker started, by an election or since it was handed over."}),
 		settled:        map[string]*prometheus.CounterVec{},
 		seen:           map[[2]string]bool{},
 	}
@@ -122,6 +124,7 @@ func newMetrics(version string) *metrics {
 		m.settled[action] = counter("messages_"+action+"_total", help+" since the broker started; a repeat that succeeded counts again.", "topic", "group")
 	}
 	m.labelled = labelled
+	m.registry.MustRegister(m.elected)
 	for _, v := range labelled {
 		m.registry.MustRegister(v)
 	}

@@ -42,6 +42,22 @@ func (c *three) sums(topic string) map[string]float64 {
 	return out
 }
 
+// won is how often somebody came to lead a partition.
+func (c *three) won() (sum float64) {
+	c.t.Helper()
+	for _, n := range c.nodes {
+		_, body := get(c.t, n.b.URL()+"/metrics")
+		_, value, _ := strings.Cut(body, "\nstrandmq_elections_won_total ")
+		value, _, _ = strings.Cut(value, "\n")
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			c.t.Fatal(err)
+		}
+		sum += v
+	}
+	return sum
+}
+
 // told counts what the traces of all messages of a topic tell, by what happened, and the
 // messages themselves.
 func (c *three) told(at int, topic string) map[string]float64 {
@@ -165,7 +181,11 @@ func TestMetricsAddUp(t *testing.T) {
 	work(0, "a", 60)
 	addUp(0, "at first", 9)
 
+	began, moves := c.won(), 0.0
 	for i, p := range c.partitionsOf(0, "orders") {
+		if c.nodes[c.leaderOf(p.ID)] != c.nodes[i%3] {
+			moves++
+		}
 		to := c.nodes[i%3].b.cfg.Node
 		inTime(t, "a leadership moved", func() bool {
 			at := c.leaderOf(p.ID)
@@ -179,6 +199,10 @@ func TestMetricsAddUp(t *testing.T) {
 	}
 	addUp(1, "after leaderships moved", 9)
 	work(2, "b", 30)
+
+	if won := c.won(); won < began+moves {
+		t.Errorf("%v times somebody came to lead, and then %v times, with %v moves between", began, won, moves)
+	}
 
 	dies := c.leaderOf(c.partitionsOf(0, "orders")[0].ID)
 	lives := (dies + 1) % 3
