@@ -265,10 +265,13 @@ func (r *consuming) arrive(f *strandmqv1.ConsumeResponse) error {
 	if err != nil {
 		return err
 	}
+	var refused []refusal
 	r.change(func(h *hand) (gone []*task) {
 		gone, err = h.arrive(u, now)
+		refused, h.refused = h.refused, nil
 		return gone
 	})
+	r.complain(refused)
 	return err
 }
 

@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"runtime"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -219,6 +221,38 @@ func TestExtend(t *testing.T) {
 	}
 	if attempts.Load() != 3 {
 		t.Errorf("%d attempts for three messages", attempts.Load())
+	}
+}
+
+// A handler may ask for more than the broker takes: it has as much as there is, and the
+// log tells.
+func TestRetryAfterTooLong(t *testing.T) {
+	b := strandmqtest.Start(t)
+	b.Topic(t, "orders", 1)
+	group(t, b.Client, "orders", "g", &strandmqv1.GroupPolicy{AckDeadlineMs: ptr(time.Hour.Milliseconds()), MaxHoldMs: ptr(time.Hour.Milliseconds())}) // nothing lapses
+	publishes(t, b.Client, "orders", 1, 1)
+	var told atomic.Bool
+	c, err := client.New([]string{b.URL}, client.WithLogger(slog.New(tells(func(line string) {
+		if strings.Contains(line, "asked=192h0m0s") {
+			told.Store(true)
+		}
+	}))))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = c.Close() }()
+	handled := make(chan struct{}, 10)
+	stop := runs(t, consumer(t, c, "orders", "g"), func(context.Context, *client.Delivery) error {
+		handled <- struct{}{}
+		return client.RetryAfter(8*24*time.Hour, errors.New("next week"))
+	})
+	<-handled
+	until(t, "the nack", func() bool { return counts(t, b.Client, "orders", "g").GetInFlight() == 0 })
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if !told.Load() || len(handled) > 0 {
+		t.Errorf("the log tells of it: %t; handled %d times more", told.Load(), len(handled))
 	}
 }
 

@@ -76,7 +76,22 @@ func (r *consuming) verdict(t *task, err error) *verdict {
 	if errors.As(err, &p) {
 		r.x.c.log.Error("a handler panicked", "topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "panic", p.value, "stack", string(p.stack))
 	}
-	return judge(t.handling.why(), err)
+	v := judge(t.handling.why(), err)
+	var l *later
+	if v.delay == longestDelay && errors.As(err, &l) && l.d > longestDelay {
+		r.x.c.log.Warn("a handler asked for another attempt later than the broker takes; it is made after the longest delay", "topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "asked", l.d, "delay", longestDelay)
+	}
+	return v
+}
+
+// complain logs what the broker refused for good.
+func (r *consuming) complain(list []refusal) {
+	for _, x := range list {
+		t := x.task
+		r.x.c.log.Warn("the broker refused a settlement; what it may have been refused for is left out, or the delivery lapses",
+			"topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "action", x.verdict.action.String(),
+			"delay", x.verdict.delay, "handler", x.verdict.reason, "err", refused(x.problem, false))
+	}
 }
 
 // settled takes a handler's end, and has it told. mu is held.

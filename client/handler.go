@@ -40,7 +40,8 @@ func (r *rejection) Error() string { return text(r.err) }
 func (r *rejection) Unwrap() error { return r.err }
 
 // RetryAfter is an error by which a handler has a message tried again after d, at
-// least a millisecond, instead of the group's backoff. The attempt counts.
+// least a millisecond and at most 7 days, instead of the group's backoff. The attempt
+// counts. What is beyond 7 days is taken as 7 days, and logged.
 func RetryAfter(d time.Duration, err error) error { return &later{max(d, time.Millisecond), err} }
 
 type later struct {
@@ -93,7 +94,7 @@ func judge(ended, err error) *verdict {
 	case errors.Is(ended, ErrDraining):
 		return releaseIt
 	case errors.As(err, &l):
-		return &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_NACK, delay: l.d, reason: reason(err)}
+		return &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_NACK, delay: min(l.d, longestDelay), reason: reason(err)}
 	}
 	return &verdict{action: strandmqv1.SettleAction_SETTLE_ACTION_NACK, reason: reason(err)}
 }

@@ -111,6 +111,8 @@ type hand struct {
 
 	every int64 // the shortest ack deadline seen, in milliseconds
 	late  int   // settlements that came too late
+
+	refused []refusal // settlements that were refused for good, to be logged
 }
 
 func newHand(topic, group string, prefetch, most int) *hand {
@@ -217,6 +219,11 @@ func (h *hand) inDoubt(t *task) bool {
 	return h.lostPlaces[t.place()] > 0 || t.Key != "" && slices.ContainsFunc(h.running, func(r *task) bool { return r.Key == t.Key && h.doubtful(r) })
 }
 
+// behindLost tells whether a handler whose delivery is lost has the message, or one of its key.
+func (h *hand) behindLost(t *task) bool {
+	return h.lostPlaces[t.place()] > 0 || t.Key != "" && slices.ContainsFunc(h.running, func(r *task) bool { return r.lost && r.Key == t.Key })
+}
+
 // doubtful tells whether the broker may have given the delivery up: by now, or before
 // time passes the next time.
 func (h *hand) doubtful(t *task) bool { return t.lost || t.lapsesAt-h.now < t.every*3/8 }
@@ -278,10 +285,20 @@ func (h *hand) confirm(r *strandmqv1.SettleRunResult, now int64) (gone []*task, 
 		t := h.held.number(n)
 		switch {
 		case t == nil: // an extend that was overtaken by the settlement
-		case r.GetDeadline() != nil: // extended
+		case r.GetDeadline() != nil && r.GetProblem() == nil: // extended
 			t.lapsesAt = now + t.every
 		case passing(r.GetProblem()): // nothing changed, or nobody knows yet
 			h.putOff(t, now+max(leastPutOff, r.GetProblem().GetRetryAfterMs()))
+		case t.told && forGood(r.GetProblem()):
+			h.refused = append(h.refused, refusal{t, t.verdict, r.GetProblem()})
+			if v := t.verdict.plainer(); v != nil {
+				t.verdict, t.told = v, false
+				h.settle = append(h.settle, t)
+				break
+			}
+			h.held.drop(t)
+			h.late++
+			h.remember(t, t.verdict)
 		case t.told && r.GetProblem().GetReason() != "HELD_TOO_LONG": // which is of an extend
 			h.held.drop(t)
 			if r.GetProblem() != nil {
@@ -354,6 +371,11 @@ func (h *hand) tick(now int64) (gone []*task) {
 			if h.lose(t) {
 				gone = append(gone, t)
 			}
+		case now >= t.renewAt && t.state == taskWaits && h.behindLost(t):
+			// Its turn does not come before a handler ends that nobody can end. Another
+			// member may have it, uncharged; given back at once, it would be here again at once.
+			h.waiting = slices.DeleteFunc(h.waiting, func(x *task) bool { return x == t })
+			h.decide(t, releaseIt)
 		case now >= t.renewAt:
 			t.renewAt = now + t.every/2
 			h.renew = append(h.renew, t)

@@ -948,7 +948,7 @@ type Settlement struct {
 	Action SettleAction `protobuf:"varint,2,opt,name=action,proto3,enum=strandmq.v1.SettleAction" json:"action,omitempty"`
 	// For a nack: wait this long before the next attempt, in milliseconds,
 	// instead of the policy's backoff. For extend: the new time from now.
-	// 0: the policy's.
+	// At most 604,800,000, which is 7 days. 0: the policy's.
 	DelayMs int64 `protobuf:"varint,3,opt,name=delay_ms,json=delayMs,proto3" json:"delay_ms,omitempty"`
 	// Why, for a nack or reject; kept in the attempt history. At most 1 KiB.
 	Reason        string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`

@@ -542,7 +542,7 @@ export type Settlement = Message<"strandmq.v1.Settlement"> & {
   /**
    * For a nack: wait this long before the next attempt, in milliseconds,
    * instead of the policy's backoff. For extend: the new time from now.
-   * 0: the policy's.
+   * At most 604,800,000, which is 7 days. 0: the policy's.
    *
    * @generated from field: int64 delay_ms = 3;
    */
