@@ -24,6 +24,7 @@ type inquiry struct {
 	asked  *clients // whoever answers, for what any node can tell
 	server string   // the node that answered first, and its address
 	own    uint64
+	id     string // of the cluster
 	ctx    context.Context
 	topic  string // only this; empty: all
 	group  string
@@ -113,7 +114,7 @@ func (a *app) newInquiry(ctx context.Context, topic, group string) (*inquiry, er
 		return nil, err
 	}
 	q.way = q.asked.way
-	q.own, q.server = own.GetNode(), at.String()
+	q.own, q.id, q.server = own.GetNode(), own.GetCluster(), at.String()
 	q.nodes[q.own] = dial(q.server)
 	return q, nil
 }
@@ -218,7 +219,7 @@ func (q *inquiry) elsewhere(known *strandmqv1.DescribeClusterResponse) *strandmq
 		}
 	})
 	for i, res := range answers {
-		if res != nil && res.GetBehind() == "" {
+		if res != nil && res.GetBehind() == "" && res.GetCluster() == known.GetCluster() {
 			q.asked = others[i]
 			return res
 		}
@@ -245,6 +246,12 @@ func (q *inquiry) node(n *doctor.Node, first bool) {
 			err = fmt.Errorf("%s: no answer within %v", n.API, answerTime)
 		}
 		q.unreached("node "+nodeWord(n.ID), err)
+		return
+	}
+	if res.GetCluster() != q.id {
+		// What it says is of another broker.
+		n.Foreign = true
+		q.unreached("node "+nodeWord(n.ID), fmt.Errorf("%s: another cluster answers there", n.API))
 		return
 	}
 	d := res.GetDisk()

@@ -25,6 +25,10 @@ type asked struct {
 	strandmqv1connect.UnimplementedTopicServiceHandler
 	strandmqv1connect.UnimplementedGroupServiceHandler
 
+	cluster string                    // its id
+	behind  string                    // what it says of too few nodes
+	others  []*strandmqv1.ClusterNode // beside itself
+
 	silent bool                // about the cluster's nodes
 	oldest time.Time           // of what the group has before it
 	looks  atomic.Int32        // at the groups
@@ -32,14 +36,14 @@ type asked struct {
 }
 
 func (a *asked) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
-	return &strandmqv1.NodeInfoResponse{Node: 1}, nil
+	return &strandmqv1.NodeInfoResponse{Node: 1, Cluster: a.cluster}, nil
 }
 
 func (a *asked) DescribeCluster(context.Context, *strandmqv1.DescribeClusterRequest) (*strandmqv1.DescribeClusterResponse, error) {
 	if a.silent {
 		return nil, errors.New("not now")
 	}
-	return &strandmqv1.DescribeClusterResponse{Nodes: []*strandmqv1.ClusterNode{{Node: 1}}}, nil
+	return &strandmqv1.DescribeClusterResponse{Cluster: a.cluster, Behind: a.behind, Nodes: append([]*strandmqv1.ClusterNode{{Node: 1}}, a.others...)}, nil
 }
 
 func (a *asked) DescribeTopic(context.Context, *strandmqv1.DescribeTopicRequest) (*strandmqv1.DescribeTopicResponse, error) {
@@ -66,16 +70,42 @@ func (a *asked) DescribeGroup(context.Context, *strandmqv1.DescribeGroupRequest)
 // run runs a command against it, about topic t.
 func (a *asked) run(t *testing.T, args ...string) (printed string, code int) {
 	t.Helper()
+	s := a.serve(t)
+	var out bytes.Buffer
+	code = run(&app{in: strings.NewReader(""), out: &out, err: &out}, append(args, "--server", s.URL, "--topic", "t"))
+	return out.String(), code
+}
+
+// serve has it answer until the test ends.
+func (a *asked) serve(t *testing.T) *httptest.Server {
 	mux := http.NewServeMux()
 	mux.Handle(strandmqv1connect.NewNodeServiceHandler(a))
 	mux.Handle(strandmqv1connect.NewClusterServiceHandler(a))
 	mux.Handle(strandmqv1connect.NewTopicServiceHandler(a))
 	mux.Handle(strandmqv1connect.NewGroupServiceHandler(a))
 	s := httptest.NewServer(mux)
-	defer s.Close()
-	var out bytes.Buffer
-	code = run(&app{in: strings.NewReader(""), out: &out, err: &out}, append(args, "--server", s.URL, "--topic", "t"))
-	return out.String(), code
+	t.Cleanup(s.Close)
+	return s
+}
+
+// A node that was started on an empty folder is another cluster at its address: it is told
+// as that, and asked nothing, also where it is the only one that is not behind.
+func TestDoctorKnowsAStranger(t *testing.T) {
+	t.Parallel()
+	stranger := (&asked{cluster: "other"}).serve(t)
+	silent := int64(60_000)
+	a := &asked{cluster: "own", others: []*strandmqv1.ClusterNode{{Node: 4, ApiAddress: stranger.URL, SilentMs: &silent}}}
+	for _, a.behind = range []string{"", "it may be behind"} {
+		printed, code := a.run(t, "doctor", "--watch", "0")
+		for _, want := range []string{"node n4 is away, and another cluster answers at its address", "strandmq cluster replace 4 --dry-run", "not asked: node n4: "} {
+			if code != exitFailed || !strings.Contains(printed, want) {
+				t.Errorf("exit code %d, and it does not say %q:\n%s", code, want, printed)
+			}
+		}
+		if strings.Contains(printed, "NODES_CUT_OFF") {
+			t.Errorf("it is taken for the node:\n%s", printed)
+		}
+	}
 }
 
 // What did not answer at the first look and does at the second was asked.

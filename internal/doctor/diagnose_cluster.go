@@ -85,6 +85,16 @@ func (d *diagnosis) node(n *Node) {
 		d.add(Critical, NodeStuck, about, text).say("%d of %s are short of their replica on it", short, some(uint64(whole), "partition")).
 			next("strandmq cluster status").next("strandmq node --server %s", n.API)
 		return
+	case n.Known && n.Silent > 0 && n.Foreign && n.State != "lost":
+		// As it does that was started on an empty folder, with its usual command.
+		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away, and another cluster answers at its address: its disk is lost, or it was started on another folder", nodeName(n.ID)))
+		f.weigh(uint64(n.Replicas))
+		short, whole := d.short(n.ID)
+		f.say("nobody has heard of it for %s, and %d of %s are short of their replica on it", rough(n.Silent), short, some(uint64(whole), "partition"))
+		f.next("strandmq node --server %s    # who is there", n.API)
+		f.next("strandmq serve --existing --data FOLDER    # on its machine, in place of that one, if it has its folder")
+		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
+		return
 	case n.Known && n.Silent > 0 && !n.Answered:
 		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away: nobody has heard of it for %s", nodeName(n.ID), rough(n.Silent)))
 		f.weigh(uint64(n.Replicas))

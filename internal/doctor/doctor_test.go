@@ -85,6 +85,10 @@ func TestDiagnose(t *testing.T) {
 			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute}
 			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}
 		}, "NODE_DOWN", "nobody has heard of it for 1m"},
+		{"another cluster at a node's address", func(f *Facts, _ *Group) {
+			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute, Foreign: true}
+			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}
+		}, "NODE_DOWN", "another cluster answers at its address"},
 		{"a node stands still", func(f *Facts, _ *Group) { f.Nodes[2] = Node{ID: 3, Known: true, Hangs: true} }, "NODE_STUCK", "does not answer"},
 		{"a node was given up", func(f *Facts, _ *Group) {
 			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute, State: "lost"}

@@ -52,6 +52,7 @@ type Node struct {
 	Replicas int
 	Answered bool // the node itself did; else the rest is not known
 	Hangs    bool // it did not in time, and did not refuse either
+	Foreign  bool // a node of another cluster answered at its address
 
 	Disk Disk
 	// SlowWrites and Stalls are of the time between two looks, or since the node started.
