@@ -201,6 +201,9 @@ func dump(m *Map) string {
 				if mb.Stream {
 					kind = " by stream"
 				}
+				if mb.Draining {
+					kind += " draining"
+				}
 				if mb.Away {
 					kind += " away"
 				}

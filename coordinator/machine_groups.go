@@ -209,12 +209,16 @@ func (mc *machine) join(c *storagev1.Join) *result {
 		}
 	}
 	old, ok := g.Member(c.Member)
+	// A sign of life, which names the session, is none of a wish to take more; and a
+	// stream that drains takes nothing more, whatever calls there are beside it.
+	stays := ok && (c.Session != 0 || old.Stream)
 	switch {
-	case ok && c.Keep && !old.Away:
+	case ok && c.Keep && !old.Away && (!old.Draining || stays):
 		return &result{topic: mc.topicOf(g), group: g, member: old, existed: true}
 	case ok && c.Keep:
 		back, next := *old, *g
 		back.Away = false
+		back.Draining = old.Draining && stays
 		mc.setMembers(&next, with(g.Members, &back, memberName))
 		r := &result{topic: mc.topicOf(&next), group: &next}
 		r.member, _ = next.Member(c.Member)
@@ -250,12 +254,24 @@ func (mc *machine) leave(c *storagev1.Leave) *result {
 	if !ok {
 		return refuse(&ErrNotFound{Kind: KindGroup, Name: GroupID(c.GetGroupId()).String()})
 	}
-	if _, err := g.Session(c.Member, c.Session); err != nil {
+	m, err := g.Session(c.Member, c.Session)
+	if err != nil {
 		return refuse(err)
 	}
 	next := *g
-	mc.setMembers(&next, without(g.Members, c.Member, memberName))
-	return &result{group: &next}
+	if !c.Drain {
+		mc.setMembers(&next, without(g.Members, c.Member, memberName))
+		return &result{group: &next}
+	}
+	if m.Draining && !m.Away {
+		return &result{topic: mc.topicOf(g), group: g, member: m, existed: true}
+	}
+	drains := *m
+	drains.Draining, drains.Away = true, false // it was heard of just now
+	mc.setMembers(&next, with(g.Members, &drains, memberName))
+	r := &result{topic: mc.topicOf(&next), group: &next}
+	r.member, _ = next.Member(c.Member)
+	return r
 }
 
 // longestAway is, of the members that are away, the one with the oldest session;
@@ -276,7 +292,8 @@ func longestAway(members []*Member) (oldest *Member) {
 // A session of a stream ends. Without a stream silence says little: whoever works
 // by hand, or for long, has the deadlines of its deliveries and nothing else. So
 // its shares go to others, since what is new should not wait for it, and the
-// session stays, without shares, until it is named again.
+// session stays, without shares, until it is named again. One that drains has no
+// shares, and is away all the same: what it holds is its own for as long.
 func (mc *machine) expire(c *storagev1.Expire) *result {
 	silent := make(map[GroupID][]string)
 	var order []GroupID // the order of the command, the same everywhere
@@ -308,7 +325,9 @@ func (mc *machine) expire(c *storagev1.Expire) *result {
 				next := *m
 				next.Away = true
 				members = with(members, &next, memberName)
-				away = append(away, name)
+				if !m.Draining {
+					away = append(away, name)
+				}
 			}
 		}
 		next := *g
@@ -332,15 +351,14 @@ func (mc *machine) setMembers(g *Group, members []*Member) {
 	before := g.Members
 	g.Members = slices.Clone(members)
 	var held [][]Share
-	var present []int // who is there, by place; who is away gets nothing
+	var present []int // who takes part, by place; who is away or drains gets nothing
 	for i, m := range members {
-		if m.Away && len(m.Shares) > 0 {
+		if m.Takes() {
+			held, present = append(held, m.Shares), append(present, i)
+		} else if len(m.Shares) > 0 {
 			next := *m
 			next.Shares = nil
 			g.Members[i] = &next
-		}
-		if !m.Away {
-			held, present = append(held, m.Shares), append(present, i)
 		}
 	}
 	for i, shares := range assign(len(mc.topicOf(g).Partitions), held) {

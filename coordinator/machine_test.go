@@ -57,7 +57,7 @@ func command(t *rapid.T, next counters, m *Map) *storagev1.MetadataCommand {
 	case 16, 17, 18:
 		cmd.Command = &storagev1.MetadataCommand_Join{Join: &storagev1.Join{GroupId: id(), Member: name(), Keep: rapid.Bool().Draw(t, "keep")}}
 	case 19:
-		cmd.Command = &storagev1.MetadataCommand_Leave{Leave: &storagev1.Leave{GroupId: id(), Member: name(), Session: session()}}
+		cmd.Command = &storagev1.MetadataCommand_Leave{Leave: &storagev1.Leave{GroupId: id(), Member: name(), Session: session(), Drain: rapid.Bool().Draw(t, "drain")}}
 	case 20:
 		var refs []*storagev1.SessionRef
 		for range rapid.IntRange(0, 4).Draw(t, "refs") {
@@ -275,10 +275,10 @@ func sound(mc *machine) error {
 			}
 			c := crew{}
 			for _, mb := range g.Members {
-				if !mb.Away {
+				if !mb.Away && !mb.Draining {
 					c[mb.Name] = mb.Shares
 				} else if len(mb.Shares) > 0 {
-					return fmt.Errorf("group %s: %s is away and has shares", g.Name, mb.Name)
+					return fmt.Errorf("group %s: %s is away or drains, and has shares", g.Name, mb.Name)
 				}
 			}
 			if err := covers(len(t.Partitions), c); err != nil {

@@ -138,13 +138,17 @@ type Group struct {
 
 // Member is a member with a session.
 type Member struct {
-	Name    string
-	Session uint64 // never used again, greater than all earlier ones
-	Joined  partition.Millis
-	Stream  bool    // the session lives by a stream
-	Away    bool    // silent for the timeout: no shares, but what it holds is its own
-	Shares  []Share // by partition
+	Name     string
+	Session  uint64 // never used again, greater than all earlier ones
+	Joined   partition.Millis
+	Stream   bool    // the session lives by a stream
+	Away     bool    // silent for the timeout: no shares, but what it holds is its own
+	Draining bool    // it takes nothing more: no shares, but what it holds is its own
+	Shares   []Share // by partition
 }
+
+// Takes tells whether the member takes part in the assignment.
+func (m *Member) Takes() bool { return !m.Away && !m.Draining }
 
 // Share is a partition, or a share of its keys, given to a member.
 type Share struct {

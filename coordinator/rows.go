@@ -153,7 +153,7 @@ func groupRow(g *Group) *storagev1.GroupRow {
 }
 
 func memberRow(g GroupID, m *Member) *storagev1.MemberRow {
-	row := &storagev1.MemberRow{GroupId: uint64(g), Name: m.Name, Session: m.Session, JoinedMs: int64(m.Joined), Stream: m.Stream, Away: m.Away}
+	row := &storagev1.MemberRow{GroupId: uint64(g), Name: m.Name, Session: m.Session, JoinedMs: int64(m.Joined), Stream: m.Stream, Away: m.Away, Draining: m.Draining}
 	for _, s := range m.Shares {
 		row.Shares = append(row.Shares, &storagev1.ShareRow{Partition: s.Partition, Share: s.Share, Shares: s.Shares})
 	}
@@ -288,7 +288,7 @@ func (mc *machine) takeMember(value []byte) error {
 	if !ok {
 		return fmt.Errorf("its group %v is missing", GroupID(row.GroupId))
 	}
-	m := &Member{Name: row.Name, Session: row.Session, Joined: partition.Millis(row.JoinedMs), Stream: row.Stream, Away: row.Away}
+	m := &Member{Name: row.Name, Session: row.Session, Joined: partition.Millis(row.JoinedMs), Stream: row.Stream, Away: row.Away, Draining: row.Draining}
 	partitions := len(mc.topicOf(g).Partitions)
 	for _, s := range row.Shares {
 		if int(s.Partition) >= partitions || s.Share >= s.Shares {

@@ -23,6 +23,7 @@ import (
 //	alter-group T G attempts=N     pause T G    resume T G
 //	delete-group T G [confirm=G]   remove-group T G
 //	join T G M   join-stream T G M   open T G M   heartbeat T G M session=N   leave T G M session=N
+//	drain-member T G M session=N
 //	pass MS             time goes by, with the turns that the leader asks for
 //	jump MS             time goes by without any turn
 //	lead                another leader takes over, which heard of nobody
@@ -215,6 +216,8 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 			return "", err
 		}
 		return fmt.Sprintf("%v\n", m.Shares), nil
+	case "drain-member":
+		return "", s.c.Drain(ctx, group().ID, arg(2), uint64(or0(num("session"))))
 	case "leave":
 		return "", s.c.Leave(ctx, group().ID, arg(2), uint64(or0(num("session"))))
 	case "pass", "jump":

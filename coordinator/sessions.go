@@ -34,10 +34,10 @@ func (c *Coordinator) JoinStream(ctx context.Context, topic, group, member strin
 
 // Open is Join for callers that do not care for sessions: it answers the
 // member's open session where there is one, and brings the member back if it was
-// away.
+// away, or drains without a stream.
 func (c *Coordinator) Open(ctx context.Context, topic, group, member string) (Joined, error) {
 	if t, g, err := c.View().Group(topic, group); err == nil {
-		if m, ok := g.Member(member); ok && !m.Away {
+		if m, ok := g.Member(member); ok && m.Takes() {
 			c.hear(m.Session)
 			return Joined{Topic: t, Group: g, Member: m}, nil
 		}
@@ -91,16 +91,25 @@ func (c *Coordinator) ending(session uint64) bool {
 	return e != nil && (*e)[session] != nil
 }
 
+// Drain has a member take nothing more: its shares go to others, and its session
+// stays, for what it holds, until Leave, or until it falls silent. A sign of life
+// does not give it shares again, a Join does. Errors as of Leave.
+func (c *Coordinator) Drain(ctx context.Context, group GroupID, member string, session uint64) error {
+	return c.leave(ctx, &storagev1.Leave{GroupId: uint64(group), Member: member, Session: session, Drain: true})
+}
+
 // Leave closes a session; its shares go to others. A session that has ended is
 // an *ErrSessionEnded, one that never was an *ErrNoSession. To have its deliveries released, not charged, tell the
 // partitions first: whoever watches the map takes sessions that ended for lost.
 func (c *Coordinator) Leave(ctx context.Context, group GroupID, member string, session uint64) error {
-	if _, err := c.View().SessionOf(group, member, session); err != nil {
+	return c.leave(ctx, &storagev1.Leave{GroupId: uint64(group), Member: member, Session: session})
+}
+
+func (c *Coordinator) leave(ctx context.Context, cmd *storagev1.Leave) error {
+	if _, err := c.View().SessionOf(GroupID(cmd.GroupId), cmd.Member, cmd.Session); err != nil {
 		return err
 	}
-	_, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Leave{Leave: &storagev1.Leave{
-		GroupId: uint64(group), Member: member, Session: session,
-	}}})
+	_, err := c.propose(ctx, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Leave{Leave: cmd}})
 	return err
 }
 

@@ -66,8 +66,9 @@ With --output json, one line is printed for each delivery, as the API has it; wi
 --exec it is {"outcome", "reason", "delivery"}, and the command's own output goes
 to standard error. The command ends after --max messages, with --until-empty when
 nothing is left to do, or on Ctrl-C (SIGINT, SIGTERM), after finishing what it
-began. A second Ctrl-C kills the commands of --exec that still run, with all they
-started, nacks their messages, and ends with exit code 1.`,
+began; other members get its partitions at once. A second Ctrl-C kills the
+commands of --exec that still run, with all they started, nacks their messages,
+and ends with exit code 1.`,
 		Example: `  strandmq consume orders --group billing
   strandmq consume orders --group billing --exec './bill.sh' --workers 16
   strandmq consume orders --group audit --until-empty --output json > orders.ndjson

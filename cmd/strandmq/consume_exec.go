@@ -66,14 +66,18 @@ func (c *consumption) runCommands(ctx context.Context) error {
 		err error
 	}
 	answers := make(chan answer, 1)
-	stop, cancel := context.WithCancel(ctx)
+	stop, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	busy, asking := 0, false
 	ended := ctx.Done()
+	ends := &ending{c: c, cancel: cancel, over: make(chan error, 1)}
+	defer ends.calls.Wait()
 	var failed error
 	for {
-		ending := ctx.Err() != nil || failed != nil
-		if n := c.room(workers - busy); n > 0 && !asking && !ending {
+		if ctx.Err() != nil || failed != nil || c.room(1) == 0 {
+			ends.begin(busy)
+		}
+		if n := c.room(workers - busy); n > 0 && !asking && !ends.begun {
 			asking = true
 			wait := c.pollTime()
 			go func() {
@@ -88,6 +92,10 @@ func (c *consumption) runCommands(ctx context.Context) error {
 			return failed
 		}
 		select {
+		case err := <-ends.over:
+			if err != nil {
+				cancel() // an old broker, or none: what is asked for is given back by leaving
+			}
 		case o := <-done:
 			busy--
 			// As many as have ended go in one call.
@@ -107,8 +115,9 @@ func (c *consumption) runCommands(ctx context.Context) error {
 			}
 		case got := <-answers:
 			asking = false
-			if ctx.Err() != nil {
-				break // given back by leaving, or lapsed uncharged work of nobody
+			if ends.begun {
+				ends.giveBack(got.got)
+				break
 			}
 			if got.err != nil {
 				if failed == nil {

@@ -37,7 +37,7 @@ func (q *inquiry) describe(g *doctor.Group) {
 	}
 	g.Looked, g.Partitions = true, len(res.GetPartitions())
 	for _, m := range res.GetMembers() {
-		g.Members = append(g.Members, doctor.Member{Name: m.GetName(), Away: m.GetAway(), InFlight: m.GetInFlight()})
+		g.Members = append(g.Members, doctor.Member{Name: m.GetName(), Away: m.GetAway(), Draining: m.GetDraining(), InFlight: m.GetInFlight()})
 	}
 	for _, p := range res.GetPartitions() {
 		if p.GetCircuit().GetOpen() {

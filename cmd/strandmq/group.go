@@ -366,8 +366,11 @@ func (a *app) groupDescription(res *strandmqv1.DescribeGroupResponse) error {
 	members := table.Table{Head: []string{"MEMBER", "PARTITIONS", "IN FLIGHT", "JOINED", "LAST SEEN"}, Right: []int{2}}
 	for _, m := range res.GetMembers() {
 		partitions := sharesText(m.GetAssignment())
-		if m.GetAway() {
+		switch {
+		case m.GetAway():
 			partitions = "away"
+		case m.GetDraining():
+			partitions = "draining"
 		}
 		members.Add(m.GetName(), partitions, m.GetInFlight(), stamp(m.GetJoined()), stamp(m.GetLastSeen()))
 	}

@@ -33,6 +33,13 @@ func (m *member) join(ctx context.Context) error {
 	return nil
 }
 
+// drain has the member take nothing more: others get its partitions while it finishes
+// what it has.
+func (m *member) drain(ctx context.Context) error {
+	_, err := m.api.consume.Drain(ctx, &strandmqv1.DrainRequest{Topic: m.topic, Group: m.group, Member: m.name, Session: m.session})
+	return err
+}
+
 // leave ends the session: what it holds is given back. It is a courtesy, and the
 // broker would find out by itself, so its failure is not told.
 func (m *member) leave(ctx context.Context) {
@@ -56,7 +63,7 @@ func (m *member) receive(ctx context.Context, id string, n int, wait time.Durati
 	if err != nil {
 		return nil, err
 	}
-	if res.GetSession() != "" {
+	if m.session == "" { // it stays the same, and others read it
 		m.session = res.GetSession()
 	}
 	m.idle = res.GetIdleReason()

@@ -66,6 +66,7 @@ type attendant struct {
 	member string
 	format strandmqv1.BodyFormat
 	stream deliveries
+	drains draining
 	send   func(*frame) error
 	meter  deliveryMeter
 
@@ -148,8 +149,11 @@ func (b *Broker) join(ctx context.Context, open func(ctx context.Context, topic,
 	return j, err
 }
 
-// addCredit lets the member be handed out n more.
+// addCredit lets the member be handed out n more, unless it drains.
 func (a *attendant) addCredit(n int) error {
+	if a.isDraining() {
+		return nil
+	}
 	a.mu.Lock()
 	a.credit += n
 	if all := a.credit + a.granted - a.sending; all > maxCredit {
@@ -241,9 +245,14 @@ func (a *attendant) deliver(ctx context.Context) ending {
 	}
 	out.assignment = assignmentOf(shares)
 	quiet := false // nothing went out since the last beat
+	stop := func() {}
+	defer func() { stop() }()
 	for {
+		if a.tellDrain() {
+			stop = a.telling(ctx) // once at most
+		}
 		if !out.first { // which says what comes, before anything does
-			if e := a.fill(&out); e != nil {
+			if e := a.fill(ctx, &out); e != nil {
 				return *e
 			}
 		}
@@ -280,8 +289,11 @@ func (a *attendant) deliver(ctx context.Context) ending {
 			if a.window != nil {
 				a.window.lapsed(a.b.groups.Now())
 			}
-			a.stream.SetShares(sharesOf(a.topic, shares)) // a partition that was led elsewhere is asked again
-			if quiet {
+			a.ask(sharesOf(a.topic, shares)) // a partition that was led elsewhere is asked again
+			switch {
+			case quiet && a.isDraining():
+				out.idle = drains
+			case quiet:
 				out.idle = a.stream.WhyIdle(ctx)
 			}
 			quiet = true
@@ -320,7 +332,7 @@ func (a *attendant) silent() error {
 
 // fill takes what is there to tell. An ending comes behind the settlements that
 // are on their way.
-func (a *attendant) fill(out *frame) *ending {
+func (a *attendant) fill(ctx context.Context, out *frame) *ending {
 	a.mu.Lock()
 	if n := min(len(a.results), frameMessages); n > 0 {
 		out.settled = append(out.settled, a.results[:n]...)
@@ -342,6 +354,12 @@ func (a *attendant) fill(out *frame) *ending {
 		return nil
 	}
 	hs, err := a.poll()
+	for err == nil && len(hs) > 0 && a.isDraining() {
+		if hs = a.giveBack(ctx, hs); len(hs) > 0 {
+			break
+		}
+		hs, err = a.poll()
+	}
 	if err != nil {
 		e := a.ended(err)
 		return &e
@@ -436,7 +454,10 @@ func (a *attendant) assign(before []coordinator.Share) ([]coordinator.Share, <-c
 	if before != nil && slices.Equal(before, member.Shares) {
 		return before, changed, nil
 	}
-	a.stream.SetShares(a.b.sessions.shares(a.topic, member))
+	if member.Draining {
+		a.drain(false)
+	}
+	a.ask(a.b.sessions.shares(a.topic, member))
 	return member.Shares, changed, nil
 }
 

@@ -47,14 +47,7 @@ func (a consumeAPI) Join(ctx context.Context, req *strandmqv1.JoinRequest) (*str
 
 // Heartbeat keeps a session alive.
 func (a consumeAPI) Heartbeat(ctx context.Context, req *strandmqv1.HeartbeatRequest) (*strandmqv1.HeartbeatResponse, error) {
-	_, g, err := a.b.group(req.GetTopic(), req.GetGroup())
-	if err != nil {
-		return nil, err
-	}
-	if err := names.Member(req.GetMember()); err != nil {
-		return nil, inField(err, "member")
-	}
-	session, err := parseSession(g.ID, req.GetMember(), req.GetSession())
+	g, session, err := a.sessionIn(req.GetTopic(), req.GetGroup(), req.GetMember(), req.GetSession())
 	if err != nil {
 		return nil, err
 	}
@@ -63,6 +56,32 @@ func (a consumeAPI) Heartbeat(ctx context.Context, req *strandmqv1.HeartbeatRequ
 		return nil, err
 	}
 	return &strandmqv1.HeartbeatResponse{Assignment: assignment(m)}, nil
+}
+
+// Drain has a member take nothing more. Its stream, if it has one, hears of it from
+// the map.
+func (a consumeAPI) Drain(ctx context.Context, req *strandmqv1.DrainRequest) (*strandmqv1.DrainResponse, error) {
+	g, session, err := a.sessionIn(req.GetTopic(), req.GetGroup(), req.GetMember(), req.GetSession())
+	if err != nil {
+		return nil, err
+	}
+	if err := a.b.members.Drain(ctx, g.ID, req.GetMember(), session); err != nil {
+		return nil, err
+	}
+	return &strandmqv1.DrainResponse{}, nil
+}
+
+// sessionIn reads the session that a call names.
+func (a consumeAPI) sessionIn(topic, group, member, text string) (*coordinator.Group, uint64, error) {
+	_, g, err := a.b.group(topic, group)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := names.Member(member); err != nil {
+		return nil, 0, inField(err, "member")
+	}
+	session, err := parseSession(g.ID, member, text)
+	return g, session, err
 }
 
 // Leave ends a session. Leaving one that is over already is success; leaving one

@@ -138,6 +138,9 @@ func (a *attendant) take(ctx context.Context, req *strandmqv1.ConsumeRequest) er
 	if req.GetOpen() != nil {
 		return refuse("BAD_VALUE", "open", "the stream is open: open another stream for another member or group")
 	}
+	if req.GetDrain() {
+		a.drain(true)
+	}
 	n := len(req.GetSettlements())
 	if n > maxSettleRuns {
 		return refuse("BATCH_TOO_LARGE", "settlements", "the frame has %d settlements: send at most %d in one", n, maxSettleRuns)

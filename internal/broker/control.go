@@ -301,6 +301,7 @@ type members interface {
 	JoinStream(ctx context.Context, topic, group, member string) (coordinator.Joined, error)
 	Open(ctx context.Context, topic, group, member string) (coordinator.Joined, error)
 	Heartbeat(ctx context.Context, group coordinator.GroupID, member string, session uint64) (*coordinator.Member, error)
+	Drain(ctx context.Context, group coordinator.GroupID, member string, session uint64) error
 	Leave(ctx context.Context, group coordinator.GroupID, member string, session uint64) error
 }
 
@@ -328,7 +329,7 @@ func (f *farMembers) JoinStream(ctx context.Context, topic, group, member string
 // Open implements members.
 func (f *farMembers) Open(ctx context.Context, topic, group, member string) (coordinator.Joined, error) {
 	if t, g, err := f.b.coord.View().Group(topic, group); err == nil {
-		if m, ok := g.Member(member); ok && !m.Away {
+		if m, ok := g.Member(member); ok && m.Takes() {
 			if _, err := f.Heartbeat(ctx, g.ID, member, m.Session); err == nil {
 				return coordinator.Joined{Topic: t, Group: g, Member: m}, nil
 			}
@@ -409,6 +410,21 @@ func (f *farMembers) Heartbeat(ctx context.Context, group coordinator.GroupID, m
 		return f.b.coord.View().SessionOf(group, member, session)
 	}
 	return m, nil
+}
+
+// Drain implements members.
+func (f *farMembers) Drain(ctx context.Context, group coordinator.GroupID, member string, session uint64) error {
+	if f.b.far.here(partition.Metadata) {
+		return f.b.coord.Drain(ctx, group, member, session)
+	}
+	res, err := atMetadata(ctx, f.b, true, func(r *remote) (*nodev1.LeaveResponse, error) {
+		return r.sessions.Leave(ctx, &nodev1.LeaveRequest{Group: uint64(group), Member: member, Session: session, Drain: true})
+	})
+	if err == nil {
+		f.note(session)
+		f.b.awaitRevision(ctx, res.GetRevision())
+	}
+	return err
 }
 
 // Leave implements members.

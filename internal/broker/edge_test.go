@@ -226,7 +226,9 @@ func again() map[string]func(*testing.T) {
 		"PublishReceiveSettle": TestPublishReceiveSettle, "PublishStream": TestPublishStream, "PublishStreamRefusesAlone": TestPublishStreamRefusesAlone,
 		"Consume": TestConsume, "ConsumeCredits": TestConsumeCredits, "ConsumeEnds": TestConsumeEnds, "ConsumeSettles": TestConsumeSettles,
 		"ConsumeOpens": TestConsumeOpens, "ConsumeAssignment": TestConsumeAssignment, "Subscribe": TestSubscribe,
-		"PlainPublish": TestPlainPublish, "PlainTopics": TestPlainTopics,
+		"ConsumeDrains": TestConsumeDrains, "ConsumeDrainsWhatIsOnItsWay": TestConsumeDrainsWhatIsOnItsWay, "DrainByCalls": TestDrainByCalls,
+		"SubscribeDrains": TestSubscribeDrains,
+		"PlainPublish":    TestPlainPublish, "PlainTopics": TestPlainTopics,
 		"PlainPollAndSettle": TestPlainPollAndSettle, "PlainRead": TestPlainRead, "PlainEvents": TestPlainEvents,
 	}
 }

@@ -133,7 +133,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 	for _, m := range g.Members {
 		res.Members = append(res.Members, &strandmqv1.Member{
 			Name: m.Name, Assignment: assignment(m), Joined: timestampOrNil(int64(m.Joined)),
-			LastSeen: timestampOrNil(int64(a.b.coord.LastHeard(m.Session))), InFlight: holds[m.Name], Away: m.Away,
+			LastSeen: timestampOrNil(int64(a.b.coord.LastHeard(m.Session))), InFlight: holds[m.Name], Away: m.Away, Draining: m.Draining,
 		})
 	}
 	return res, nil

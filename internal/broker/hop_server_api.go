@@ -371,7 +371,11 @@ func (s sessionServer) Leave(ctx context.Context, req *nodev1.LeaveRequest) (*no
 	if err := s.b.led(uint64(partition.Metadata)); err != nil {
 		return nil, err
 	}
-	if err := s.b.coord.Leave(ctx, coordinator.GroupID(req.GetGroup()), req.GetMember(), req.GetSession()); err != nil {
+	end := s.b.coord.Leave
+	if req.GetDrain() {
+		end = s.b.coord.Drain
+	}
+	if err := end(ctx, coordinator.GroupID(req.GetGroup()), req.GetMember(), req.GetSession()); err != nil {
 		return nil, err
 	}
 	return &nodev1.LeaveResponse{Revision: s.b.coord.View().Revision}, nil

@@ -10,7 +10,7 @@ import (
 
 // receive waits for deliveries until some come, the time is over, or the session
 // ends. When the member's assignment changes meanwhile it looks in the new
-// partitions; when the node stops it answers.
+// partitions; when the node stops, or the member drains, it answers.
 func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID, req consumer.ReceiveRequest) ([]consumer.Delivery, string, error) {
 	end := time.Now().Add(req.Wait)
 	for {
@@ -23,6 +23,9 @@ func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID,
 		if err != nil {
 			return nil, "", err
 		}
+		if member.Draining {
+			end = time.Now() // nothing more will come, and it may be waited for
+		}
 		req.Shares = b.sessions.shares(t, member)
 		if b.coord.View() != m {
 			// The session may have ended between the look at it and the note of
@@ -34,7 +37,8 @@ func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID,
 		}
 		req.Wait = max(0, time.Until(end))
 		if req.Wait == 0 {
-			return b.take(ctx, req)
+			deliveries, idle, err := b.take(ctx, req)
+			return deliveries, whyIdle(member, idle), err
 		}
 		wait, cancel := context.WithCancel(ctx)
 		done := make(chan struct{})
@@ -56,8 +60,18 @@ func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID,
 		case interrupted:
 			continue // somewhere else now, or to hear that the session ended
 		}
-		return deliveries, idle, err
+		return deliveries, whyIdle(member, idle), err
 	}
+}
+
+// drains is why a member that drains gets nothing.
+const drains = "the member drains: its partitions went to others, and nothing more is handed out to it"
+
+func whyIdle(m *coordinator.Member, idle string) string {
+	if m.Draining && idle != "" {
+		return drains
+	}
+	return idle
 }
 
 // stillOpen looks whether a session is in the newest map.

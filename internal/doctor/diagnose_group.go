@@ -62,10 +62,10 @@ func (d *ofGroup) trace(f *Finding, partition uint32, offset uint64) *Finding {
 	return f.next("strandmq trace %s --partition %d --offset %d", d.g.Topic, partition, offset)
 }
 
-// there counts the members that are there.
+// there counts the members that are there and take messages.
 func (d *ofGroup) there() (n int) {
 	for _, m := range d.g.Members {
-		if !m.Away {
+		if !m.Away && !m.Draining {
 			n++
 		}
 	}
@@ -105,8 +105,17 @@ func (d *ofGroup) stands() bool {
 		return true
 	case d.there() == 0:
 		f := d.warn(NoMembers, "group %s of topic %s has no member: nobody takes its messages", g.Name, g.Topic)
-		if n := len(g.Members); n > 0 {
-			f.say("%s made no call for the session timeout and lost their partitions", some(uint64(n), "member"))
+		drain := uint64(0)
+		for _, m := range g.Members {
+			if !m.Away {
+				drain++
+			}
+		}
+		if n := uint64(len(g.Members)) - drain; n > 0 {
+			f.say("%s made no call for the session timeout and lost their partitions", some(n, "member"))
+		}
+		if drain > 0 {
+			f.say("about to leave, and finishing what they hold: %s", some(drain, "member"))
 		}
 		d.lag(f)
 		if g.Now.InFlight > 0 {

@@ -81,6 +81,9 @@ func TestDiagnose(t *testing.T) {
 			lost := []Attempt{{Member: "m", Ended: now - time.Hour.Milliseconds(), Outcome: "session-lost"}}
 			g.Now.Dead, g.Dead = 2, []Letter{{History: lost, Reason: "bad"}, {History: lost, Reason: "bad"}}
 		}, "DEAD_LETTERS", "2 dead letters"},
+		{"all members drain, and one is silent", func(_ *Facts, g *Group) {
+			g.Now.Lag, g.Members = 1, []Member{{Name: "m", Draining: true, InFlight: 1}, {Name: "n", Away: true}}
+		}, "NO_MEMBERS", "what they hold: 1 member"},
 		{"a node is away", func(f *Facts, _ *Group) {
 			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute}
 			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}

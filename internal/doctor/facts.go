@@ -149,6 +149,7 @@ func (c Counts) Failed() uint64 { return c.Nacked + c.Rejected + c.Lapsed + c.Lo
 type Member struct {
 	Name     string
 	Away     bool
+	Draining bool
 	InFlight uint64
 }
 

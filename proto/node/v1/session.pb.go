@@ -329,7 +329,9 @@ type LeaveRequest struct {
 	// The member.
 	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
 	// Its session.
-	Session       uint64 `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"`
+	Session uint64 `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"`
+	// It stays open, and its member drains.
+	Drain         bool `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -385,7 +387,14 @@ func (x *LeaveRequest) GetSession() uint64 {
 	return 0
 }
 
-// LeaveResponse says that it has ended.
+func (x *LeaveRequest) GetDrain() bool {
+	if x != nil {
+		return x.Drain
+	}
+	return false
+}
+
+// LeaveResponse says that it has ended, or that its member drains.
 type LeaveResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The map has it so from this revision on.
@@ -625,11 +634,12 @@ const file_node_v1_session_proto_rawDesc = "" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x18\n" +
 	"\asession\x18\x03 \x01(\x04R\asession\"/\n" +
 	"\x11HeartbeatResponse\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"V\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"l\n" +
 	"\fLeaveRequest\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\x04R\x05group\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x18\n" +
-	"\asession\x18\x03 \x01(\x04R\asession\"+\n" +
+	"\asession\x18\x03 \x01(\x04R\asession\x12\x14\n" +
+	"\x05drain\x18\x04 \x01(\bR\x05drain\"+\n" +
 	"\rLeaveResponse\x12\x1a\n" +
 	"\brevision\x18\x01 \x01(\x04R\brevision\"@\n" +
 	"\x12EnsureGroupRequest\x12\x14\n" +

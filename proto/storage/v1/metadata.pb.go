@@ -615,7 +615,7 @@ type MetadataCommand_Join struct {
 }
 
 type MetadataCommand_Leave struct {
-	// Close a session.
+	// Close a session, or have its member drain.
 	Leave *Leave `protobuf:"bytes,16,opt,name=leave,proto3,oneof"`
 }
 
@@ -1474,7 +1474,8 @@ type Join struct {
 	// The member's name.
 	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
 	// Answer the member's open session where there is one, instead of a new one. A
-	// member that was away gets shares again.
+	// member that was away gets shares again; one that drains does if no session is
+	// named and it has no stream.
 	Keep bool `protobuf:"varint,3,opt,name=keep,proto3" json:"keep,omitempty"`
 	// The session lives by a stream, and ends with it.
 	Stream bool `protobuf:"varint,4,opt,name=stream,proto3" json:"stream,omitempty"`
@@ -1549,8 +1550,8 @@ func (x *Join) GetSession() uint64 {
 	return 0
 }
 
-// Leave closes a session. A session that is not the member's present one
-// changes nothing.
+// Leave closes a session, or has its member drain. A session that is not the
+// member's present one changes nothing.
 type Leave struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The group.
@@ -1558,7 +1559,10 @@ type Leave struct {
 	// The member's name.
 	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
 	// The session.
-	Session       uint64 `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"`
+	Session uint64 `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"`
+	// The session stays, for what it holds, and its member drains: its shares go to
+	// others.
+	Drain         bool `protobuf:"varint,4,opt,name=drain,proto3" json:"drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1612,6 +1616,13 @@ func (x *Leave) GetSession() uint64 {
 		return x.Session
 	}
 	return 0
+}
+
+func (x *Leave) GetDrain() bool {
+	if x != nil {
+		return x.Drain
+	}
+	return false
 }
 
 // Expire names sessions that the leader did not hear of for the timeout. One that
@@ -4041,7 +4052,9 @@ type MemberRow struct {
 	// The session lives by a stream.
 	Stream bool `protobuf:"varint,6,opt,name=stream,proto3" json:"stream,omitempty"`
 	// It was silent for the timeout: it has no shares, and keeps what it holds.
-	Away          bool `protobuf:"varint,7,opt,name=away,proto3" json:"away,omitempty"`
+	Away bool `protobuf:"varint,7,opt,name=away,proto3" json:"away,omitempty"`
+	// It drains: it has no shares, and settles what it holds until its session ends.
+	Draining      bool `protobuf:"varint,8,opt,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4121,6 +4134,13 @@ func (x *MemberRow) GetStream() bool {
 func (x *MemberRow) GetAway() bool {
 	if x != nil {
 		return x.Away
+	}
+	return false
+}
+
+func (x *MemberRow) GetDraining() bool {
+	if x != nil {
+		return x.Draining
 	}
 	return false
 }
@@ -4288,11 +4308,12 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x12\n" +
 	"\x04keep\x18\x03 \x01(\bR\x04keep\x12\x16\n" +
 	"\x06stream\x18\x04 \x01(\bR\x06stream\x12\x18\n" +
-	"\asession\x18\x05 \x01(\x04R\asession\"T\n" +
+	"\asession\x18\x05 \x01(\x04R\asession\"j\n" +
 	"\x05Leave\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x16\n" +
 	"\x06member\x18\x02 \x01(\tR\x06member\x12\x18\n" +
-	"\asession\x18\x03 \x01(\x04R\asession\"<\n" +
+	"\asession\x18\x03 \x01(\x04R\asession\x12\x14\n" +
+	"\x05drain\x18\x04 \x01(\bR\x05drain\"<\n" +
 	"\x06Expire\x122\n" +
 	"\bsessions\x18\x01 \x03(\v2\x16.storage.v1.SessionRefR\bsessions\"m\n" +
 	"\n" +
@@ -4486,7 +4507,7 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	" \x01(\x04R\n" +
 	"generation\x12\x1d\n" +
 	"\n" +
-	"created_ms\x18\v \x01(\x03R\tcreatedMs\"\xcb\x01\n" +
+	"created_ms\x18\v \x01(\x03R\tcreatedMs\"\xe7\x01\n" +
 	"\tMemberRow\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +
@@ -4494,7 +4515,8 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\tjoined_ms\x18\x04 \x01(\x03R\bjoinedMs\x12,\n" +
 	"\x06shares\x18\x05 \x03(\v2\x14.storage.v1.ShareRowR\x06shares\x12\x16\n" +
 	"\x06stream\x18\x06 \x01(\bR\x06stream\x12\x12\n" +
-	"\x04away\x18\a \x01(\bR\x04away\"V\n" +
+	"\x04away\x18\a \x01(\bR\x04away\x12\x1a\n" +
+	"\bdraining\x18\b \x01(\bR\bdraining\"V\n" +
 	"\bShareRow\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x14\n" +
 	"\x05share\x18\x02 \x01(\rR\x05share\x12\x16\n" +

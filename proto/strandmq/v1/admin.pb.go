@@ -2773,7 +2773,9 @@ type Member struct {
 	InFlight uint64 `protobuf:"varint,5,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
 	// It made no call for the session timeout: its partitions went to others. It
 	// keeps what it holds until the deadlines, and any call brings it back.
-	Away          bool `protobuf:"varint,6,opt,name=away,proto3" json:"away,omitempty"`
+	Away bool `protobuf:"varint,6,opt,name=away,proto3" json:"away,omitempty"`
+	// It drains: its partitions went to others, and it settles what it holds.
+	Draining      bool `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2846,6 +2848,13 @@ func (x *Member) GetInFlight() uint64 {
 func (x *Member) GetAway() bool {
 	if x != nil {
 		return x.Away
+	}
+	return false
+}
+
+func (x *Member) GetDraining() bool {
+	if x != nil {
+		return x.Draining
 	}
 	return false
 }
@@ -5859,7 +5868,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\awaiting\x18\x05 \x01(\x04R\awaiting\x12\x1a\n" +
 	"\battempts\x18\x06 \x01(\rR\battempts\x12\x16\n" +
 	"\x06member\x18\a \x01(\tR\x06member\x12\x12\n" +
-	"\x04text\x18\b \x01(\tR\x04text\"\xf7\x01\n" +
+	"\x04text\x18\b \x01(\tR\x04text\"\x93\x02\n" +
 	"\x06Member\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12;\n" +
 	"\n" +
@@ -5868,7 +5877,8 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x06joined\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\x06joined\x127\n" +
 	"\tlast_seen\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x12\x1b\n" +
 	"\tin_flight\x18\x05 \x01(\x04R\binFlight\x12\x12\n" +
-	"\x04away\x18\x06 \x01(\bR\x04away\"q\n" +
+	"\x04away\x18\x06 \x01(\bR\x04away\x12\x1a\n" +
+	"\bdraining\x18\a \x01(\bR\bdraining\"q\n" +
 	"\x11AlterGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x120\n" +

@@ -521,6 +521,116 @@ func (*LeaveResponse) Descriptor() ([]byte, []int) {
 	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{6}
 }
 
+// DrainRequest has a member take nothing more.
+type DrainRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The topic.
+	Topic string `protobuf:"bytes,1,opt,name=topic,proto3" json:"topic,omitempty"`
+	// The group.
+	Group string `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
+	// The member.
+	Member string `protobuf:"bytes,3,opt,name=member,proto3" json:"member,omitempty"`
+	// The session.
+	Session       string `protobuf:"bytes,4,opt,name=session,proto3" json:"session,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainRequest) Reset() {
+	*x = DrainRequest{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainRequest) ProtoMessage() {}
+
+func (x *DrainRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainRequest.ProtoReflect.Descriptor instead.
+func (*DrainRequest) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{7}
+}
+
+func (x *DrainRequest) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetGroup() string {
+	if x != nil {
+		return x.Group
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *DrainRequest) GetSession() string {
+	if x != nil {
+		return x.Session
+	}
+	return ""
+}
+
+// DrainResponse is empty.
+type DrainResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *DrainResponse) Reset() {
+	*x = DrainResponse{}
+	mi := &file_strandmq_v1_consume_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *DrainResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*DrainResponse) ProtoMessage() {}
+
+func (x *DrainResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_consume_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use DrainResponse.ProtoReflect.Descriptor instead.
+func (*DrainResponse) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{8}
+}
+
 // ReceiveRequest asks for deliveries.
 type ReceiveRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -554,7 +664,7 @@ type ReceiveRequest struct {
 
 func (x *ReceiveRequest) Reset() {
 	*x = ReceiveRequest{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[7]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -566,7 +676,7 @@ func (x *ReceiveRequest) String() string {
 func (*ReceiveRequest) ProtoMessage() {}
 
 func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[7]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -579,7 +689,7 @@ func (x *ReceiveRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiveRequest.ProtoReflect.Descriptor instead.
 func (*ReceiveRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{7}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ReceiveRequest) GetTopic() string {
@@ -668,7 +778,7 @@ type ReceiveResponse struct {
 
 func (x *ReceiveResponse) Reset() {
 	*x = ReceiveResponse{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[8]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -680,7 +790,7 @@ func (x *ReceiveResponse) String() string {
 func (*ReceiveResponse) ProtoMessage() {}
 
 func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[8]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -693,7 +803,7 @@ func (x *ReceiveResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReceiveResponse.ProtoReflect.Descriptor instead.
 func (*ReceiveResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{8}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ReceiveResponse) GetDeliveries() []*Delivery {
@@ -749,7 +859,7 @@ type Delivery struct {
 
 func (x *Delivery) Reset() {
 	*x = Delivery{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[9]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -761,7 +871,7 @@ func (x *Delivery) String() string {
 func (*Delivery) ProtoMessage() {}
 
 func (x *Delivery) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[9]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -774,7 +884,7 @@ func (x *Delivery) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Delivery.ProtoReflect.Descriptor instead.
 func (*Delivery) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{9}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *Delivery) GetMessage() *Message {
@@ -876,7 +986,7 @@ type SettleRequest struct {
 
 func (x *SettleRequest) Reset() {
 	*x = SettleRequest{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[10]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -888,7 +998,7 @@ func (x *SettleRequest) String() string {
 func (*SettleRequest) ProtoMessage() {}
 
 func (x *SettleRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[10]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -901,7 +1011,7 @@ func (x *SettleRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRequest.ProtoReflect.Descriptor instead.
 func (*SettleRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{10}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *SettleRequest) GetTopic() string {
@@ -958,7 +1068,7 @@ type Settlement struct {
 
 func (x *Settlement) Reset() {
 	*x = Settlement{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[11]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -970,7 +1080,7 @@ func (x *Settlement) String() string {
 func (*Settlement) ProtoMessage() {}
 
 func (x *Settlement) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[11]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -983,7 +1093,7 @@ func (x *Settlement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settlement.ProtoReflect.Descriptor instead.
 func (*Settlement) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{11}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Settlement) GetToken() string {
@@ -1025,7 +1135,7 @@ type SettleResponse struct {
 
 func (x *SettleResponse) Reset() {
 	*x = SettleResponse{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[12]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1037,7 +1147,7 @@ func (x *SettleResponse) String() string {
 func (*SettleResponse) ProtoMessage() {}
 
 func (x *SettleResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[12]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1050,7 +1160,7 @@ func (x *SettleResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResponse.ProtoReflect.Descriptor instead.
 func (*SettleResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{12}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *SettleResponse) GetResults() []*SettleResult {
@@ -1075,7 +1185,7 @@ type SettleResult struct {
 
 func (x *SettleResult) Reset() {
 	*x = SettleResult{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[13]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1087,7 +1197,7 @@ func (x *SettleResult) String() string {
 func (*SettleResult) ProtoMessage() {}
 
 func (x *SettleResult) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[13]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1100,7 +1210,7 @@ func (x *SettleResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleResult.ProtoReflect.Descriptor instead.
 func (*SettleResult) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{13}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *SettleResult) GetProblem() *Problem {
@@ -1146,7 +1256,7 @@ type SubscribeRequest struct {
 
 func (x *SubscribeRequest) Reset() {
 	*x = SubscribeRequest{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[14]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1158,7 +1268,7 @@ func (x *SubscribeRequest) String() string {
 func (*SubscribeRequest) ProtoMessage() {}
 
 func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[14]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1171,7 +1281,7 @@ func (x *SubscribeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeRequest.ProtoReflect.Descriptor instead.
 func (*SubscribeRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{14}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *SubscribeRequest) GetTopic() string {
@@ -1235,7 +1345,7 @@ type SubscribeResponse struct {
 
 func (x *SubscribeResponse) Reset() {
 	*x = SubscribeResponse{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[15]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1247,7 +1357,7 @@ func (x *SubscribeResponse) String() string {
 func (*SubscribeResponse) ProtoMessage() {}
 
 func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[15]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1260,7 +1370,7 @@ func (x *SubscribeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SubscribeResponse.ProtoReflect.Descriptor instead.
 func (*SubscribeResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{15}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *SubscribeResponse) GetSession() string {
@@ -1302,7 +1412,7 @@ type Assignment struct {
 
 func (x *Assignment) Reset() {
 	*x = Assignment{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[16]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1314,7 +1424,7 @@ func (x *Assignment) String() string {
 func (*Assignment) ProtoMessage() {}
 
 func (x *Assignment) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[16]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1327,7 +1437,7 @@ func (x *Assignment) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Assignment.ProtoReflect.Descriptor instead.
 func (*Assignment) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{16}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *Assignment) GetShares() []*PartitionShare {
@@ -1350,14 +1460,19 @@ type ConsumeRequest struct {
 	// each delivery once.
 	Settlements []*SettleRun `protobuf:"bytes,3,rep,name=settlements,proto3" json:"settlements,omitempty"`
 	// Give back what is not settled, uncharged, and end the stream.
-	Leave         bool `protobuf:"varint,4,opt,name=leave,proto3" json:"leave,omitempty"`
+	Leave bool `protobuf:"varint,4,opt,name=leave,proto3" json:"leave,omitempty"`
+	// Before leave: take nothing more. The partitions go to others at once, what is
+	// on the way is given back, and what the client has stays until it is settled or
+	// lapses. It comes before the settlements of its frame; credits do nothing from
+	// here on.
+	Drain         bool `protobuf:"varint,5,opt,name=drain,proto3" json:"drain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *ConsumeRequest) Reset() {
 	*x = ConsumeRequest{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[17]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1369,7 +1484,7 @@ func (x *ConsumeRequest) String() string {
 func (*ConsumeRequest) ProtoMessage() {}
 
 func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[17]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1382,7 +1497,7 @@ func (x *ConsumeRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeRequest.ProtoReflect.Descriptor instead.
 func (*ConsumeRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{17}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *ConsumeRequest) GetOpen() *ConsumeOpen {
@@ -1413,6 +1528,13 @@ func (x *ConsumeRequest) GetLeave() bool {
 	return false
 }
 
+func (x *ConsumeRequest) GetDrain() bool {
+	if x != nil {
+		return x.Drain
+	}
+	return false
+}
+
 // ConsumeOpen opens a session.
 type ConsumeOpen struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1435,7 +1557,7 @@ type ConsumeOpen struct {
 
 func (x *ConsumeOpen) Reset() {
 	*x = ConsumeOpen{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[18]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1447,7 +1569,7 @@ func (x *ConsumeOpen) String() string {
 func (*ConsumeOpen) ProtoMessage() {}
 
 func (x *ConsumeOpen) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[18]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1460,7 +1582,7 @@ func (x *ConsumeOpen) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeOpen.ProtoReflect.Descriptor instead.
 func (*ConsumeOpen) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{18}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *ConsumeOpen) GetTopic() string {
@@ -1524,7 +1646,7 @@ type SettleRun struct {
 
 func (x *SettleRun) Reset() {
 	*x = SettleRun{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[19]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1536,7 +1658,7 @@ func (x *SettleRun) String() string {
 func (*SettleRun) ProtoMessage() {}
 
 func (x *SettleRun) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[19]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1549,7 +1671,7 @@ func (x *SettleRun) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRun.ProtoReflect.Descriptor instead.
 func (*SettleRun) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{19}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *SettleRun) GetFirst() uint64 {
@@ -1613,7 +1735,7 @@ type ConsumeResponse struct {
 
 func (x *ConsumeResponse) Reset() {
 	*x = ConsumeResponse{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[20]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1625,7 +1747,7 @@ func (x *ConsumeResponse) String() string {
 func (*ConsumeResponse) ProtoMessage() {}
 
 func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[20]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1638,7 +1760,7 @@ func (x *ConsumeResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ConsumeResponse.ProtoReflect.Descriptor instead.
 func (*ConsumeResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{20}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *ConsumeResponse) GetSession() string {
@@ -1726,7 +1848,7 @@ type DeliveryBatch struct {
 
 func (x *DeliveryBatch) Reset() {
 	*x = DeliveryBatch{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[21]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1738,7 +1860,7 @@ func (x *DeliveryBatch) String() string {
 func (*DeliveryBatch) ProtoMessage() {}
 
 func (x *DeliveryBatch) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[21]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1751,7 +1873,7 @@ func (x *DeliveryBatch) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeliveryBatch.ProtoReflect.Descriptor instead.
 func (*DeliveryBatch) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{21}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DeliveryBatch) GetPartition() uint32 {
@@ -1864,7 +1986,7 @@ type SettleRunResult struct {
 
 func (x *SettleRunResult) Reset() {
 	*x = SettleRunResult{}
-	mi := &file_strandmq_v1_consume_proto_msgTypes[22]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1876,7 +1998,7 @@ func (x *SettleRunResult) String() string {
 func (*SettleRunResult) ProtoMessage() {}
 
 func (x *SettleRunResult) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_consume_proto_msgTypes[22]
+	mi := &file_strandmq_v1_consume_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1889,7 +2011,7 @@ func (x *SettleRunResult) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SettleRunResult.ProtoReflect.Descriptor instead.
 func (*SettleRunResult) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{22}
+	return file_strandmq_v1_consume_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SettleRunResult) GetFirst() uint64 {
@@ -1961,7 +2083,13 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
 	"\x06member\x18\x03 \x01(\tR\x06member\x12\x18\n" +
 	"\asession\x18\x04 \x01(\tR\asession\"\x0f\n" +
-	"\rLeaveResponse\"\xc3\x02\n" +
+	"\rLeaveResponse\"l\n" +
+	"\fDrainRequest\x12\x14\n" +
+	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
+	"\x06member\x18\x03 \x01(\tR\x06member\x12\x18\n" +
+	"\asession\x18\x04 \x01(\tR\asession\"\x0f\n" +
+	"\rDrainResponse\"\xc3\x02\n" +
 	"\x0eReceiveRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
@@ -2035,12 +2163,13 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"idleReason\"A\n" +
 	"\n" +
 	"Assignment\x123\n" +
-	"\x06shares\x18\x01 \x03(\v2\x1b.strandmq.v1.PartitionShareR\x06shares\"\xa8\x01\n" +
+	"\x06shares\x18\x01 \x03(\v2\x1b.strandmq.v1.PartitionShareR\x06shares\"\xbe\x01\n" +
 	"\x0eConsumeRequest\x12,\n" +
 	"\x04open\x18\x01 \x01(\v2\x18.strandmq.v1.ConsumeOpenR\x04open\x12\x18\n" +
 	"\acredits\x18\x02 \x01(\rR\acredits\x128\n" +
 	"\vsettlements\x18\x03 \x03(\v2\x16.strandmq.v1.SettleRunR\vsettlements\x12\x14\n" +
-	"\x05leave\x18\x04 \x01(\bR\x05leave\"\xd5\x01\n" +
+	"\x05leave\x18\x04 \x01(\bR\x05leave\x12\x14\n" +
+	"\x05drain\x18\x05 \x01(\bR\x05drain\"\xd5\x01\n" +
 	"\vConsumeOpen\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
@@ -2098,11 +2227,12 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"\x12SETTLE_ACTION_NACK\x10\x02\x12\x18\n" +
 	"\x14SETTLE_ACTION_REJECT\x10\x03\x12\x18\n" +
 	"\x14SETTLE_ACTION_EXTEND\x10\x04\x12\x19\n" +
-	"\x15SETTLE_ACTION_RELEASE\x10\x052\xfa\x03\n" +
+	"\x15SETTLE_ACTION_RELEASE\x10\x052\xba\x04\n" +
 	"\x0eConsumeService\x12;\n" +
 	"\x04Join\x12\x18.strandmq.v1.JoinRequest\x1a\x19.strandmq.v1.JoinResponse\x12J\n" +
 	"\tHeartbeat\x12\x1d.strandmq.v1.HeartbeatRequest\x1a\x1e.strandmq.v1.HeartbeatResponse\x12>\n" +
-	"\x05Leave\x12\x19.strandmq.v1.LeaveRequest\x1a\x1a.strandmq.v1.LeaveResponse\x12D\n" +
+	"\x05Leave\x12\x19.strandmq.v1.LeaveRequest\x1a\x1a.strandmq.v1.LeaveResponse\x12>\n" +
+	"\x05Drain\x12\x19.strandmq.v1.DrainRequest\x1a\x1a.strandmq.v1.DrainResponse\x12D\n" +
 	"\aReceive\x12\x1b.strandmq.v1.ReceiveRequest\x1a\x1c.strandmq.v1.ReceiveResponse\x12A\n" +
 	"\x06Settle\x12\x1a.strandmq.v1.SettleRequest\x1a\x1b.strandmq.v1.SettleResponse\x12L\n" +
 	"\tSubscribe\x12\x1d.strandmq.v1.SubscribeRequest\x1a\x1e.strandmq.v1.SubscribeResponse0\x01\x12H\n" +
@@ -2121,7 +2251,7 @@ func file_strandmq_v1_consume_proto_rawDescGZIP() []byte {
 }
 
 var file_strandmq_v1_consume_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_strandmq_v1_consume_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
+var file_strandmq_v1_consume_proto_msgTypes = make([]protoimpl.MessageInfo, 25)
 var file_strandmq_v1_consume_proto_goTypes = []any{
 	(SettleAction)(0),             // 0: strandmq.v1.SettleAction
 	(*JoinRequest)(nil),           // 1: strandmq.v1.JoinRequest
@@ -2131,70 +2261,74 @@ var file_strandmq_v1_consume_proto_goTypes = []any{
 	(*HeartbeatResponse)(nil),     // 5: strandmq.v1.HeartbeatResponse
 	(*LeaveRequest)(nil),          // 6: strandmq.v1.LeaveRequest
 	(*LeaveResponse)(nil),         // 7: strandmq.v1.LeaveResponse
-	(*ReceiveRequest)(nil),        // 8: strandmq.v1.ReceiveRequest
-	(*ReceiveResponse)(nil),       // 9: strandmq.v1.ReceiveResponse
-	(*Delivery)(nil),              // 10: strandmq.v1.Delivery
-	(*SettleRequest)(nil),         // 11: strandmq.v1.SettleRequest
-	(*Settlement)(nil),            // 12: strandmq.v1.Settlement
-	(*SettleResponse)(nil),        // 13: strandmq.v1.SettleResponse
-	(*SettleResult)(nil),          // 14: strandmq.v1.SettleResult
-	(*SubscribeRequest)(nil),      // 15: strandmq.v1.SubscribeRequest
-	(*SubscribeResponse)(nil),     // 16: strandmq.v1.SubscribeResponse
-	(*Assignment)(nil),            // 17: strandmq.v1.Assignment
-	(*ConsumeRequest)(nil),        // 18: strandmq.v1.ConsumeRequest
-	(*ConsumeOpen)(nil),           // 19: strandmq.v1.ConsumeOpen
-	(*SettleRun)(nil),             // 20: strandmq.v1.SettleRun
-	(*ConsumeResponse)(nil),       // 21: strandmq.v1.ConsumeResponse
-	(*DeliveryBatch)(nil),         // 22: strandmq.v1.DeliveryBatch
-	(*SettleRunResult)(nil),       // 23: strandmq.v1.SettleRunResult
-	(BodyFormat)(0),               // 24: strandmq.v1.BodyFormat
-	(*Message)(nil),               // 25: strandmq.v1.Message
-	(*timestamppb.Timestamp)(nil), // 26: google.protobuf.Timestamp
-	(*Problem)(nil),               // 27: strandmq.v1.Problem
+	(*DrainRequest)(nil),          // 8: strandmq.v1.DrainRequest
+	(*DrainResponse)(nil),         // 9: strandmq.v1.DrainResponse
+	(*ReceiveRequest)(nil),        // 10: strandmq.v1.ReceiveRequest
+	(*ReceiveResponse)(nil),       // 11: strandmq.v1.ReceiveResponse
+	(*Delivery)(nil),              // 12: strandmq.v1.Delivery
+	(*SettleRequest)(nil),         // 13: strandmq.v1.SettleRequest
+	(*Settlement)(nil),            // 14: strandmq.v1.Settlement
+	(*SettleResponse)(nil),        // 15: strandmq.v1.SettleResponse
+	(*SettleResult)(nil),          // 16: strandmq.v1.SettleResult
+	(*SubscribeRequest)(nil),      // 17: strandmq.v1.SubscribeRequest
+	(*SubscribeResponse)(nil),     // 18: strandmq.v1.SubscribeResponse
+	(*Assignment)(nil),            // 19: strandmq.v1.Assignment
+	(*ConsumeRequest)(nil),        // 20: strandmq.v1.ConsumeRequest
+	(*ConsumeOpen)(nil),           // 21: strandmq.v1.ConsumeOpen
+	(*SettleRun)(nil),             // 22: strandmq.v1.SettleRun
+	(*ConsumeResponse)(nil),       // 23: strandmq.v1.ConsumeResponse
+	(*DeliveryBatch)(nil),         // 24: strandmq.v1.DeliveryBatch
+	(*SettleRunResult)(nil),       // 25: strandmq.v1.SettleRunResult
+	(BodyFormat)(0),               // 26: strandmq.v1.BodyFormat
+	(*Message)(nil),               // 27: strandmq.v1.Message
+	(*timestamppb.Timestamp)(nil), // 28: google.protobuf.Timestamp
+	(*Problem)(nil),               // 29: strandmq.v1.Problem
 }
 var file_strandmq_v1_consume_proto_depIdxs = []int32{
 	3,  // 0: strandmq.v1.JoinResponse.assignment:type_name -> strandmq.v1.PartitionShare
 	3,  // 1: strandmq.v1.HeartbeatResponse.assignment:type_name -> strandmq.v1.PartitionShare
-	24, // 2: strandmq.v1.ReceiveRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	10, // 3: strandmq.v1.ReceiveResponse.deliveries:type_name -> strandmq.v1.Delivery
-	25, // 4: strandmq.v1.Delivery.message:type_name -> strandmq.v1.Message
-	26, // 5: strandmq.v1.Delivery.deadline:type_name -> google.protobuf.Timestamp
-	26, // 6: strandmq.v1.Delivery.first_seen:type_name -> google.protobuf.Timestamp
-	12, // 7: strandmq.v1.SettleRequest.settlements:type_name -> strandmq.v1.Settlement
+	26, // 2: strandmq.v1.ReceiveRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	12, // 3: strandmq.v1.ReceiveResponse.deliveries:type_name -> strandmq.v1.Delivery
+	27, // 4: strandmq.v1.Delivery.message:type_name -> strandmq.v1.Message
+	28, // 5: strandmq.v1.Delivery.deadline:type_name -> google.protobuf.Timestamp
+	28, // 6: strandmq.v1.Delivery.first_seen:type_name -> google.protobuf.Timestamp
+	14, // 7: strandmq.v1.SettleRequest.settlements:type_name -> strandmq.v1.Settlement
 	0,  // 8: strandmq.v1.Settlement.action:type_name -> strandmq.v1.SettleAction
-	14, // 9: strandmq.v1.SettleResponse.results:type_name -> strandmq.v1.SettleResult
-	27, // 10: strandmq.v1.SettleResult.problem:type_name -> strandmq.v1.Problem
-	26, // 11: strandmq.v1.SettleResult.deadline:type_name -> google.protobuf.Timestamp
-	24, // 12: strandmq.v1.SubscribeRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	10, // 13: strandmq.v1.SubscribeResponse.deliveries:type_name -> strandmq.v1.Delivery
-	17, // 14: strandmq.v1.SubscribeResponse.assignment:type_name -> strandmq.v1.Assignment
+	16, // 9: strandmq.v1.SettleResponse.results:type_name -> strandmq.v1.SettleResult
+	29, // 10: strandmq.v1.SettleResult.problem:type_name -> strandmq.v1.Problem
+	28, // 11: strandmq.v1.SettleResult.deadline:type_name -> google.protobuf.Timestamp
+	26, // 12: strandmq.v1.SubscribeRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	12, // 13: strandmq.v1.SubscribeResponse.deliveries:type_name -> strandmq.v1.Delivery
+	19, // 14: strandmq.v1.SubscribeResponse.assignment:type_name -> strandmq.v1.Assignment
 	3,  // 15: strandmq.v1.Assignment.shares:type_name -> strandmq.v1.PartitionShare
-	19, // 16: strandmq.v1.ConsumeRequest.open:type_name -> strandmq.v1.ConsumeOpen
-	20, // 17: strandmq.v1.ConsumeRequest.settlements:type_name -> strandmq.v1.SettleRun
-	24, // 18: strandmq.v1.ConsumeOpen.body_format:type_name -> strandmq.v1.BodyFormat
+	21, // 16: strandmq.v1.ConsumeRequest.open:type_name -> strandmq.v1.ConsumeOpen
+	22, // 17: strandmq.v1.ConsumeRequest.settlements:type_name -> strandmq.v1.SettleRun
+	26, // 18: strandmq.v1.ConsumeOpen.body_format:type_name -> strandmq.v1.BodyFormat
 	0,  // 19: strandmq.v1.SettleRun.action:type_name -> strandmq.v1.SettleAction
-	17, // 20: strandmq.v1.ConsumeResponse.assignment:type_name -> strandmq.v1.Assignment
-	10, // 21: strandmq.v1.ConsumeResponse.deliveries:type_name -> strandmq.v1.Delivery
-	22, // 22: strandmq.v1.ConsumeResponse.batches:type_name -> strandmq.v1.DeliveryBatch
-	23, // 23: strandmq.v1.ConsumeResponse.settled:type_name -> strandmq.v1.SettleRunResult
-	27, // 24: strandmq.v1.SettleRunResult.problem:type_name -> strandmq.v1.Problem
-	26, // 25: strandmq.v1.SettleRunResult.deadline:type_name -> google.protobuf.Timestamp
+	19, // 20: strandmq.v1.ConsumeResponse.assignment:type_name -> strandmq.v1.Assignment
+	12, // 21: strandmq.v1.ConsumeResponse.deliveries:type_name -> strandmq.v1.Delivery
+	24, // 22: strandmq.v1.ConsumeResponse.batches:type_name -> strandmq.v1.DeliveryBatch
+	25, // 23: strandmq.v1.ConsumeResponse.settled:type_name -> strandmq.v1.SettleRunResult
+	29, // 24: strandmq.v1.SettleRunResult.problem:type_name -> strandmq.v1.Problem
+	28, // 25: strandmq.v1.SettleRunResult.deadline:type_name -> google.protobuf.Timestamp
 	1,  // 26: strandmq.v1.ConsumeService.Join:input_type -> strandmq.v1.JoinRequest
 	4,  // 27: strandmq.v1.ConsumeService.Heartbeat:input_type -> strandmq.v1.HeartbeatRequest
 	6,  // 28: strandmq.v1.ConsumeService.Leave:input_type -> strandmq.v1.LeaveRequest
-	8,  // 29: strandmq.v1.ConsumeService.Receive:input_type -> strandmq.v1.ReceiveRequest
-	11, // 30: strandmq.v1.ConsumeService.Settle:input_type -> strandmq.v1.SettleRequest
-	15, // 31: strandmq.v1.ConsumeService.Subscribe:input_type -> strandmq.v1.SubscribeRequest
-	18, // 32: strandmq.v1.ConsumeService.Consume:input_type -> strandmq.v1.ConsumeRequest
-	2,  // 33: strandmq.v1.ConsumeService.Join:output_type -> strandmq.v1.JoinResponse
-	5,  // 34: strandmq.v1.ConsumeService.Heartbeat:output_type -> strandmq.v1.HeartbeatResponse
-	7,  // 35: strandmq.v1.ConsumeService.Leave:output_type -> strandmq.v1.LeaveResponse
-	9,  // 36: strandmq.v1.ConsumeService.Receive:output_type -> strandmq.v1.ReceiveResponse
-	13, // 37: strandmq.v1.ConsumeService.Settle:output_type -> strandmq.v1.SettleResponse
-	16, // 38: strandmq.v1.ConsumeService.Subscribe:output_type -> strandmq.v1.SubscribeResponse
-	21, // 39: strandmq.v1.ConsumeService.Consume:output_type -> strandmq.v1.ConsumeResponse
-	33, // [33:40] is the sub-list for method output_type
-	26, // [26:33] is the sub-list for method input_type
+	8,  // 29: strandmq.v1.ConsumeService.Drain:input_type -> strandmq.v1.DrainRequest
+	10, // 30: strandmq.v1.ConsumeService.Receive:input_type -> strandmq.v1.ReceiveRequest
+	13, // 31: strandmq.v1.ConsumeService.Settle:input_type -> strandmq.v1.SettleRequest
+	17, // 32: strandmq.v1.ConsumeService.Subscribe:input_type -> strandmq.v1.SubscribeRequest
+	20, // 33: strandmq.v1.ConsumeService.Consume:input_type -> strandmq.v1.ConsumeRequest
+	2,  // 34: strandmq.v1.ConsumeService.Join:output_type -> strandmq.v1.JoinResponse
+	5,  // 35: strandmq.v1.ConsumeService.Heartbeat:output_type -> strandmq.v1.HeartbeatResponse
+	7,  // 36: strandmq.v1.ConsumeService.Leave:output_type -> strandmq.v1.LeaveResponse
+	9,  // 37: strandmq.v1.ConsumeService.Drain:output_type -> strandmq.v1.DrainResponse
+	11, // 38: strandmq.v1.ConsumeService.Receive:output_type -> strandmq.v1.ReceiveResponse
+	15, // 39: strandmq.v1.ConsumeService.Settle:output_type -> strandmq.v1.SettleResponse
+	18, // 40: strandmq.v1.ConsumeService.Subscribe:output_type -> strandmq.v1.SubscribeResponse
+	23, // 41: strandmq.v1.ConsumeService.Consume:output_type -> strandmq.v1.ConsumeResponse
+	34, // [34:42] is the sub-list for method output_type
+	26, // [26:34] is the sub-list for method input_type
 	26, // [26:26] is the sub-list for extension type_name
 	26, // [26:26] is the sub-list for extension extendee
 	0,  // [0:26] is the sub-list for field type_name
@@ -2212,7 +2346,7 @@ func file_strandmq_v1_consume_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_consume_proto_rawDesc), len(file_strandmq_v1_consume_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   23,
+			NumMessages:   25,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,6 +40,8 @@ const (
 	ConsumeServiceHeartbeatProcedure = "/strandmq.v1.ConsumeService/Heartbeat"
 	// ConsumeServiceLeaveProcedure is the fully-qualified name of the ConsumeService's Leave RPC.
 	ConsumeServiceLeaveProcedure = "/strandmq.v1.ConsumeService/Leave"
+	// ConsumeServiceDrainProcedure is the fully-qualified name of the ConsumeService's Drain RPC.
+	ConsumeServiceDrainProcedure = "/strandmq.v1.ConsumeService/Drain"
 	// ConsumeServiceReceiveProcedure is the fully-qualified name of the ConsumeService's Receive RPC.
 	ConsumeServiceReceiveProcedure = "/strandmq.v1.ConsumeService/Receive"
 	// ConsumeServiceSettleProcedure is the fully-qualified name of the ConsumeService's Settle RPC.
@@ -65,6 +67,12 @@ type ConsumeServiceClient interface {
 	// that is over already is success; leaving one that never was the member's
 	// is refused.
 	Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error)
+	// Drain comes before Leave, when there is work to finish: the member takes
+	// nothing more. Its partitions go to others at once, and a Receive waits no more:
+	// it gives what the session holds. That stays its own until it is settled or
+	// lapses, and any call keeps the session alive. Join takes the member back in,
+	// and without a stream so does a Receive without a session.
+	Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error)
 	// Receive waits for deliveries. Asking again gives the session's outstanding
 	// deliveries again: same attempt, same token.
 	Receive(context.Context, *v1.ReceiveRequest) (*v1.ReceiveResponse, error)
@@ -114,6 +122,12 @@ func NewConsumeServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(consumeServiceMethods.ByName("Leave")),
 			connect.WithClientOptions(opts...),
 		),
+		drain: connect.NewClient[v1.DrainRequest, v1.DrainResponse](
+			httpClient,
+			baseURL+ConsumeServiceDrainProcedure,
+			connect.WithSchema(consumeServiceMethods.ByName("Drain")),
+			connect.WithClientOptions(opts...),
+		),
 		receive: connect.NewClient[v1.ReceiveRequest, v1.ReceiveResponse](
 			httpClient,
 			baseURL+ConsumeServiceReceiveProcedure,
@@ -146,6 +160,7 @@ type consumeServiceClient struct {
 	join      *connect.Client[v1.JoinRequest, v1.JoinResponse]
 	heartbeat *connect.Client[v1.HeartbeatRequest, v1.HeartbeatResponse]
 	leave     *connect.Client[v1.LeaveRequest, v1.LeaveResponse]
+	drain     *connect.Client[v1.DrainRequest, v1.DrainResponse]
 	receive   *connect.Client[v1.ReceiveRequest, v1.ReceiveResponse]
 	settle    *connect.Client[v1.SettleRequest, v1.SettleResponse]
 	subscribe *connect.Client[v1.SubscribeRequest, v1.SubscribeResponse]
@@ -173,6 +188,15 @@ func (c *consumeServiceClient) Heartbeat(ctx context.Context, req *v1.HeartbeatR
 // Leave calls strandmq.v1.ConsumeService.Leave.
 func (c *consumeServiceClient) Leave(ctx context.Context, req *v1.LeaveRequest) (*v1.LeaveResponse, error) {
 	response, err := c.leave.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Drain calls strandmq.v1.ConsumeService.Drain.
+func (c *consumeServiceClient) Drain(ctx context.Context, req *v1.DrainRequest) (*v1.DrainResponse, error) {
+	response, err := c.drain.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -221,6 +245,12 @@ type ConsumeServiceHandler interface {
 	// that is over already is success; leaving one that never was the member's
 	// is refused.
 	Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error)
+	// Drain comes before Leave, when there is work to finish: the member takes
+	// nothing more. Its partitions go to others at once, and a Receive waits no more:
+	// it gives what the session holds. That stays its own until it is settled or
+	// lapses, and any call keeps the session alive. Join takes the member back in,
+	// and without a stream so does a Receive without a session.
+	Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error)
 	// Receive waits for deliveries. Asking again gives the session's outstanding
 	// deliveries again: same attempt, same token.
 	Receive(context.Context, *v1.ReceiveRequest) (*v1.ReceiveResponse, error)
@@ -266,6 +296,12 @@ func NewConsumeServiceHandler(svc ConsumeServiceHandler, opts ...connect.Handler
 		connect.WithSchema(consumeServiceMethods.ByName("Leave")),
 		connect.WithHandlerOptions(opts...),
 	)
+	consumeServiceDrainHandler := connect.NewUnaryHandlerSimple(
+		ConsumeServiceDrainProcedure,
+		svc.Drain,
+		connect.WithSchema(consumeServiceMethods.ByName("Drain")),
+		connect.WithHandlerOptions(opts...),
+	)
 	consumeServiceReceiveHandler := connect.NewUnaryHandlerSimple(
 		ConsumeServiceReceiveProcedure,
 		svc.Receive,
@@ -298,6 +334,8 @@ func NewConsumeServiceHandler(svc ConsumeServiceHandler, opts ...connect.Handler
 			consumeServiceHeartbeatHandler.ServeHTTP(w, r)
 		case ConsumeServiceLeaveProcedure:
 			consumeServiceLeaveHandler.ServeHTTP(w, r)
+		case ConsumeServiceDrainProcedure:
+			consumeServiceDrainHandler.ServeHTTP(w, r)
 		case ConsumeServiceReceiveProcedure:
 			consumeServiceReceiveHandler.ServeHTTP(w, r)
 		case ConsumeServiceSettleProcedure:
@@ -325,6 +363,10 @@ func (UnimplementedConsumeServiceHandler) Heartbeat(context.Context, *v1.Heartbe
 
 func (UnimplementedConsumeServiceHandler) Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.ConsumeService.Leave is not implemented"))
+}
+
+func (UnimplementedConsumeServiceHandler) Drain(context.Context, *v1.DrainRequest) (*v1.DrainResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("strandmq.v1.ConsumeService.Drain is not implemented"))
 }
 
 func (UnimplementedConsumeServiceHandler) Receive(context.Context, *v1.ReceiveRequest) (*v1.ReceiveResponse, error) {

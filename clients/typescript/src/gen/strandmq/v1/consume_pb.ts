@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file strandmq/v1/consume.proto.
  */
 export const file_strandmq_v1_consume: GenFile = /*@__PURE__*/
-  fileDesc("ChlzdHJhbmRtcS92MS9jb25zdW1lLnByb3RvEgtzdHJhbmRtcS52MSJRCgtKb2luUmVxdWVzdBINCgV0b3BpYxgBIAEoCRINCgVncm91cBgCIAEoCRIOCgZtZW1iZXIYAyABKAkSFAoMY3JlYXRlX2dyb3VwGAQgASgIImwKDEpvaW5SZXNwb25zZRIPCgdzZXNzaW9uGAEgASgJEhoKEnNlc3Npb25fdGltZW91dF9tcxgCIAEoAxIvCgphc3NpZ25tZW50GAMgAygLMhsuc3RyYW5kbXEudjEuUGFydGl0aW9uU2hhcmUiQgoOUGFydGl0aW9uU2hhcmUSEQoJcGFydGl0aW9uGAEgASgNEg0KBXNoYXJlGAIgASgNEg4KBnNoYXJlcxgDIAEoDSJRChBIZWFydGJlYXRSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEg0KBWdyb3VwGAIgASgJEg4KBm1lbWJlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJIkQKEUhlYXJ0YmVhdFJlc3BvbnNlEi8KCmFzc2lnbm1lbnQYASADKAsyGy5zdHJhbmRtcS52MS5QYXJ0aXRpb25TaGFyZSJNCgxMZWF2ZVJlcXVlc3QSDQoFdG9waWMYASABKAkSDQoFZ3JvdXAYAiABKAkSDgoGbWVtYmVyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkiDwoNTGVhdmVSZXNwb25zZSLhAQoOUmVjZWl2ZVJlcXVlc3QSDQoFdG9waWMYASABKAkSDQoFZ3JvdXAYAiABKAkSDgoGbWVtYmVyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSFAoMbWF4X21lc3NhZ2VzGAUgASgNEg8KB3dhaXRfbXMYBiABKAMSEgoKcmVxdWVzdF9pZBgHIAEoCRIsCgtib2R5X2Zvcm1hdBgIIAEoDjIXLnN0cmFuZG1xLnYxLkJvZHlGb3JtYXQSFAoMY3JlYXRlX2dyb3VwGAkgASgIEhEKCW1heF9ieXRlcxgKIAEoDSJiCg9SZWNlaXZlUmVzcG9uc2USKQoKZGVsaXZlcmllcxgBIAMoCzIVLnN0cmFuZG1xLnYxLkRlbGl2ZXJ5Eg8KB3Nlc3Npb24YAiABKAkSEwoLaWRsZV9yZWFzb24YAyABKAkikgIKCERlbGl2ZXJ5EiUKB21lc3NhZ2UYASABKAsyFC5zdHJhbmRtcS52MS5NZXNzYWdlEg0KBXRvcGljGAIgASgJEhEKCXBhcnRpdGlvbhgDIAEoDRIOCgZvZmZzZXQYBCABKAQSDwoHYXR0ZW1wdBgFIAEoDRINCgV0b2tlbhgGIAEoCRIsCghkZWFkbGluZRgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLgoKZmlyc3Rfc2VlbhgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFZmVuY2UYCSABKAQSEAoIcmVwbGF5ZWQYCiABKAgSDgoGbnVtYmVyGAsgASgEInwKDVNldHRsZVJlcXVlc3QSDQoFdG9waWMYASABKAkSDQoFZ3JvdXAYAiABKAkSDgoGbWVtYmVyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSLAoLc2V0dGxlbWVudHMYBSADKAsyFy5zdHJhbmRtcS52MS5TZXR0bGVtZW50ImgKClNldHRsZW1lbnQSDQoFdG9rZW4YASABKAkSKQoGYWN0aW9uGAIgASgOMhkuc3RyYW5kbXEudjEuU2V0dGxlQWN0aW9uEhAKCGRlbGF5X21zGAMgASgDEg4KBnJlYXNvbhgEIAEoCSI8Cg5TZXR0bGVSZXNwb25zZRIqCgdyZXN1bHRzGAEgAygLMhkuc3RyYW5kbXEudjEuU2V0dGxlUmVzdWx0InoKDFNldHRsZVJlc3VsdBIlCgdwcm9ibGVtGAEgASgLMhQuc3RyYW5kbXEudjEuUHJvYmxlbRIsCghkZWFkbGluZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFQoNZGVhZF9sZXR0ZXJlZBgDIAEoCCKUAQoQU3Vic2NyaWJlUmVxdWVzdBINCgV0b3BpYxgBIAEoCRINCgVncm91cBgCIAEoCRIOCgZtZW1iZXIYAyABKAkSFAoMY3JlYXRlX2dyb3VwGAQgASgIEiwKC2JvZHlfZm9ybWF0GAUgASgOMhcuc3RyYW5kbXEudjEuQm9keUZvcm1hdBIOCgZ3aW5kb3cYBiABKA0ikQEKEVN1YnNjcmliZVJlc3BvbnNlEg8KB3Nlc3Npb24YASABKAkSKQoKZGVsaXZlcmllcxgCIAMoCzIVLnN0cmFuZG1xLnYxLkRlbGl2ZXJ5EisKCmFzc2lnbm1lbnQYAyABKAsyFy5zdHJhbmRtcS52MS5Bc3NpZ25tZW50EhMKC2lkbGVfcmVhc29uGAQgASgJIjkKCkFzc2lnbm1lbnQSKwoGc2hhcmVzGAEgAygLMhsuc3RyYW5kbXEudjEuUGFydGl0aW9uU2hhcmUihQEKDkNvbnN1bWVSZXF1ZXN0EiYKBG9wZW4YASABKAsyGC5zdHJhbmRtcS52MS5Db25zdW1lT3BlbhIPCgdjcmVkaXRzGAIgASgNEisKC3NldHRsZW1lbnRzGAMgAygLMhYuc3RyYW5kbXEudjEuU2V0dGxlUnVuEg0KBWxlYXZlGAQgASgIIpcBCgtDb25zdW1lT3BlbhINCgV0b3BpYxgBIAEoCRINCgVncm91cBgCIAEoCRIOCgZtZW1iZXIYAyABKAkSFAoMY3JlYXRlX2dyb3VwGAQgASgIEiwKC2JvZHlfZm9ybWF0GAUgASgOMhcuc3RyYW5kbXEudjEuQm9keUZvcm1hdBIWCg5yZWNvcmRfYmF0Y2hlcxgGIAEoCCJ1CglTZXR0bGVSdW4SDQoFZmlyc3QYASABKAQSDAoEbGFzdBgCIAEoBBIpCgZhY3Rpb24YAyABKA4yGS5zdHJhbmRtcS52MS5TZXR0bGVBY3Rpb24SEAoIZGVsYXlfbXMYBCABKAMSDgoGcmVhc29uGAUgASgJIocCCg9Db25zdW1lUmVzcG9uc2USDwoHc2Vzc2lvbhgBIAEoCRIaChJzZXNzaW9uX3RpbWVvdXRfbXMYAiABKAMSKwoKYXNzaWdubWVudBgDIAEoCzIXLnN0cmFuZG1xLnYxLkFzc2lnbm1lbnQSKQoKZGVsaXZlcmllcxgEIAMoCzIVLnN0cmFuZG1xLnYxLkRlbGl2ZXJ5EisKB2JhdGNoZXMYBSADKAsyGi5zdHJhbmRtcS52MS5EZWxpdmVyeUJhdGNoEi0KB3NldHRsZWQYBiADKAsyHC5zdHJhbmRtcS52MS5TZXR0bGVSdW5SZXN1bHQSEwoLaWRsZV9yZWFzb24YByABKAkikQIKDURlbGl2ZXJ5QmF0Y2gSEQoJcGFydGl0aW9uGAEgASgNEhQKDGZpcnN0X251bWJlchgCIAEoBBIPCgdyZWNvcmRzGAMgASgMEhQKDGZpcnN0X29mZnNldBgEIAEoBBIUCgxvZmZzZXRfc3RlcHMYBSADKA0SEAoIYXR0ZW1wdHMYBiADKA0SDgoGZmVuY2VzGAcgAygEEhMKC2ZpcnN0X2ZlbmNlGAggASgEEhEKCWhhbmRlZF9tcxgJIAEoAxITCgtkZWFkbGluZV9tcxgKIAEoAxIVCg1maXJzdF9zZWVuX21zGAsgAygDEhIKCnB1Ymxpc2hfbXMYDCADKAMSEAoIcmVwbGF5ZWQYDSADKA0imgEKD1NldHRsZVJ1blJlc3VsdBINCgVmaXJzdBgBIAEoBBIMCgRsYXN0GAIgASgEEiUKB3Byb2JsZW0YAyABKAsyFC5zdHJhbmRtcS52MS5Qcm9ibGVtEiwKCGRlYWRsaW5lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1kZWFkX2xldHRlcmVkGAUgASgIKqsBCgxTZXR0bGVBY3Rpb24SHQoZU0VUVExFX0FDVElPTl9VTlNQRUNJRklFRBAAEhUKEVNFVFRMRV9BQ1RJT05fQUNLEAESFgoSU0VUVExFX0FDVElPTl9OQUNLEAISGAoUU0VUVExFX0FDVElPTl9SRUpFQ1QQAxIYChRTRVRUTEVfQUNUSU9OX0VYVEVORBAEEhkKFVNFVFRMRV9BQ1RJT05fUkVMRUFTRRAFMvoDCg5Db25zdW1lU2VydmljZRI7CgRKb2luEhguc3RyYW5kbXEudjEuSm9pblJlcXVlc3QaGS5zdHJhbmRtcS52MS5Kb2luUmVzcG9uc2USSgoJSGVhcnRiZWF0Eh0uc3RyYW5kbXEudjEuSGVhcnRiZWF0UmVxdWVzdBoeLnN0cmFuZG1xLnYxLkhlYXJ0YmVhdFJlc3BvbnNlEj4KBUxlYXZlEhkuc3RyYW5kbXEudjEuTGVhdmVSZXF1ZXN0Ghouc3RyYW5kbXEudjEuTGVhdmVSZXNwb25zZRJECgdSZWNlaXZlEhsuc3RyYW5kbXEudjEuUmVjZWl2ZVJlcXVlc3QaHC5zdHJhbmRtcS52MS5SZWNlaXZlUmVzcG9uc2USQQoGU2V0dGxlEhouc3RyYW5kbXEudjEuU2V0dGxlUmVxdWVzdBobLnN0cmFuZG1xLnYxLlNldHRsZVJlc3BvbnNlEkwKCVN1YnNjcmliZRIdLnN0cmFuZG1xLnYxLlN1YnNjcmliZVJlcXVlc3QaHi5zdHJhbmRtcS52MS5TdWJzY3JpYmVSZXNwb25zZTABEkgKB0NvbnN1bWUSGy5zdHJhbmRtcS52MS5Db25zdW1lUmVxdWVzdBocLnN0cmFuZG1xLnYxLkNvbnN1bWVSZXNwb25zZSgBMAFCO1o5Z2l0aHViLmNvbS9zdHJhbmRtcS9zdHJhbmRtcS9wcm90by9zdHJhbmRtcS92MTtzdHJhbmRtcXYxYgZwcm90bzM", [file_google_protobuf_timestamp, file_strandmq_v1_message]);
+  fileDesc("ChlzdHJhbmRtcS92MS9jb25zdW1lLnByb3RvEgtzdHJhbmRtcS52MSJRCgtKb2luUmVxdWVzdBINCgV0b3BpYxgBIAEoCRINCgVncm91cBgCIAEoCRIOCgZtZW1iZXIYAyABKAkSFAoMY3JlYXRlX2dyb3VwGAQgASgIImwKDEpvaW5SZXNwb25zZRIPCgdzZXNzaW9uGAEgASgJEhoKEnNlc3Npb25fdGltZW91dF9tcxgCIAEoAxIvCgphc3NpZ25tZW50GAMgAygLMhsuc3RyYW5kbXEudjEuUGFydGl0aW9uU2hhcmUiQgoOUGFydGl0aW9uU2hhcmUSEQoJcGFydGl0aW9uGAEgASgNEg0KBXNoYXJlGAIgASgNEg4KBnNoYXJlcxgDIAEoDSJRChBIZWFydGJlYXRSZXF1ZXN0Eg0KBXRvcGljGAEgASgJEg0KBWdyb3VwGAIgASgJEg4KBm1lbWJlchgDIAEoCRIPCgdzZXNzaW9uGAQgASgJIkQKEUhlYXJ0YmVhdFJlc3BvbnNlEi8KCmFzc2lnbm1lbnQYASADKAsyGy5zdHJhbmRtcS52MS5QYXJ0aXRpb25TaGFyZSJNCgxMZWF2ZVJlcXVlc3QSDQoFdG9waWMYASABKAkSDQoFZ3JvdXAYAiABKAkSDgoGbWVtYmVyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkiDwoNTGVhdmVSZXNwb25zZSJNCgxEcmFpblJlcXVlc3QSDQoFdG9waWMYASABKAkSDQoFZ3JvdXAYAiABKAkSDgoGbWVtYmVyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkiDwoNRHJhaW5SZXNwb25zZSLhAQoOUmVjZWl2ZVJlcXVlc3QSDQoFdG9waWMYASABKAkSDQoFZ3JvdXAYAiABKAkSDgoGbWVtYmVyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSFAoMbWF4X21lc3NhZ2VzGAUgASgNEg8KB3dhaXRfbXMYBiABKAMSEgoKcmVxdWVzdF9pZBgHIAEoCRIsCgtib2R5X2Zvcm1hdBgIIAEoDjIXLnN0cmFuZG1xLnYxLkJvZHlGb3JtYXQSFAoMY3JlYXRlX2dyb3VwGAkgASgIEhEKCW1heF9ieXRlcxgKIAEoDSJiCg9SZWNlaXZlUmVzcG9uc2USKQoKZGVsaXZlcmllcxgBIAMoCzIVLnN0cmFuZG1xLnYxLkRlbGl2ZXJ5Eg8KB3Nlc3Npb24YAiABKAkSEwoLaWRsZV9yZWFzb24YAyABKAkikgIKCERlbGl2ZXJ5EiUKB21lc3NhZ2UYASABKAsyFC5zdHJhbmRtcS52MS5NZXNzYWdlEg0KBXRvcGljGAIgASgJEhEKCXBhcnRpdGlvbhgDIAEoDRIOCgZvZmZzZXQYBCABKAQSDwoHYXR0ZW1wdBgFIAEoDRINCgV0b2tlbhgGIAEoCRIsCghkZWFkbGluZRgHIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASLgoKZmlyc3Rfc2VlbhgIIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASDQoFZmVuY2UYCSABKAQSEAoIcmVwbGF5ZWQYCiABKAgSDgoGbnVtYmVyGAsgASgEInwKDVNldHRsZVJlcXVlc3QSDQoFdG9waWMYASABKAkSDQoFZ3JvdXAYAiABKAkSDgoGbWVtYmVyGAMgASgJEg8KB3Nlc3Npb24YBCABKAkSLAoLc2V0dGxlbWVudHMYBSADKAsyFy5zdHJhbmRtcS52MS5TZXR0bGVtZW50ImgKClNldHRsZW1lbnQSDQoFdG9rZW4YASABKAkSKQoGYWN0aW9uGAIgASgOMhkuc3RyYW5kbXEudjEuU2V0dGxlQWN0aW9uEhAKCGRlbGF5X21zGAMgASgDEg4KBnJlYXNvbhgEIAEoCSI8Cg5TZXR0bGVSZXNwb25zZRIqCgdyZXN1bHRzGAEgAygLMhkuc3RyYW5kbXEudjEuU2V0dGxlUmVzdWx0InoKDFNldHRsZVJlc3VsdBIlCgdwcm9ibGVtGAEgASgLMhQuc3RyYW5kbXEudjEuUHJvYmxlbRIsCghkZWFkbGluZRgCIAEoCzIaLmdvb2dsZS5wcm90b2J1Zi5UaW1lc3RhbXASFQoNZGVhZF9sZXR0ZXJlZBgDIAEoCCKUAQoQU3Vic2NyaWJlUmVxdWVzdBINCgV0b3BpYxgBIAEoCRINCgVncm91cBgCIAEoCRIOCgZtZW1iZXIYAyABKAkSFAoMY3JlYXRlX2dyb3VwGAQgASgIEiwKC2JvZHlfZm9ybWF0GAUgASgOMhcuc3RyYW5kbXEudjEuQm9keUZvcm1hdBIOCgZ3aW5kb3cYBiABKA0ikQEKEVN1YnNjcmliZVJlc3BvbnNlEg8KB3Nlc3Npb24YASABKAkSKQoKZGVsaXZlcmllcxgCIAMoCzIVLnN0cmFuZG1xLnYxLkRlbGl2ZXJ5EisKCmFzc2lnbm1lbnQYAyABKAsyFy5zdHJhbmRtcS52MS5Bc3NpZ25tZW50EhMKC2lkbGVfcmVhc29uGAQgASgJIjkKCkFzc2lnbm1lbnQSKwoGc2hhcmVzGAEgAygLMhsuc3RyYW5kbXEudjEuUGFydGl0aW9uU2hhcmUilAEKDkNvbnN1bWVSZXF1ZXN0EiYKBG9wZW4YASABKAsyGC5zdHJhbmRtcS52MS5Db25zdW1lT3BlbhIPCgdjcmVkaXRzGAIgASgNEisKC3NldHRsZW1lbnRzGAMgAygLMhYuc3RyYW5kbXEudjEuU2V0dGxlUnVuEg0KBWxlYXZlGAQgASgIEg0KBWRyYWluGAUgASgIIpcBCgtDb25zdW1lT3BlbhINCgV0b3BpYxgBIAEoCRINCgVncm91cBgCIAEoCRIOCgZtZW1iZXIYAyABKAkSFAoMY3JlYXRlX2dyb3VwGAQgASgIEiwKC2JvZHlfZm9ybWF0GAUgASgOMhcuc3RyYW5kbXEudjEuQm9keUZvcm1hdBIWCg5yZWNvcmRfYmF0Y2hlcxgGIAEoCCJ1CglTZXR0bGVSdW4SDQoFZmlyc3QYASABKAQSDAoEbGFzdBgCIAEoBBIpCgZhY3Rpb24YAyABKA4yGS5zdHJhbmRtcS52MS5TZXR0bGVBY3Rpb24SEAoIZGVsYXlfbXMYBCABKAMSDgoGcmVhc29uGAUgASgJIocCCg9Db25zdW1lUmVzcG9uc2USDwoHc2Vzc2lvbhgBIAEoCRIaChJzZXNzaW9uX3RpbWVvdXRfbXMYAiABKAMSKwoKYXNzaWdubWVudBgDIAEoCzIXLnN0cmFuZG1xLnYxLkFzc2lnbm1lbnQSKQoKZGVsaXZlcmllcxgEIAMoCzIVLnN0cmFuZG1xLnYxLkRlbGl2ZXJ5EisKB2JhdGNoZXMYBSADKAsyGi5zdHJhbmRtcS52MS5EZWxpdmVyeUJhdGNoEi0KB3NldHRsZWQYBiADKAsyHC5zdHJhbmRtcS52MS5TZXR0bGVSdW5SZXN1bHQSEwoLaWRsZV9yZWFzb24YByABKAkikQIKDURlbGl2ZXJ5QmF0Y2gSEQoJcGFydGl0aW9uGAEgASgNEhQKDGZpcnN0X251bWJlchgCIAEoBBIPCgdyZWNvcmRzGAMgASgMEhQKDGZpcnN0X29mZnNldBgEIAEoBBIUCgxvZmZzZXRfc3RlcHMYBSADKA0SEAoIYXR0ZW1wdHMYBiADKA0SDgoGZmVuY2VzGAcgAygEEhMKC2ZpcnN0X2ZlbmNlGAggASgEEhEKCWhhbmRlZF9tcxgJIAEoAxITCgtkZWFkbGluZV9tcxgKIAEoAxIVCg1maXJzdF9zZWVuX21zGAsgAygDEhIKCnB1Ymxpc2hfbXMYDCADKAMSEAoIcmVwbGF5ZWQYDSADKA0imgEKD1NldHRsZVJ1blJlc3VsdBINCgVmaXJzdBgBIAEoBBIMCgRsYXN0GAIgASgEEiUKB3Byb2JsZW0YAyABKAsyFC5zdHJhbmRtcS52MS5Qcm9ibGVtEiwKCGRlYWRsaW5lGAQgASgLMhouZ29vZ2xlLnByb3RvYnVmLlRpbWVzdGFtcBIVCg1kZWFkX2xldHRlcmVkGAUgASgIKqsBCgxTZXR0bGVBY3Rpb24SHQoZU0VUVExFX0FDVElPTl9VTlNQRUNJRklFRBAAEhUKEVNFVFRMRV9BQ1RJT05fQUNLEAESFgoSU0VUVExFX0FDVElPTl9OQUNLEAISGAoUU0VUVExFX0FDVElPTl9SRUpFQ1QQAxIYChRTRVRUTEVfQUNUSU9OX0VYVEVORBAEEhkKFVNFVFRMRV9BQ1RJT05fUkVMRUFTRRAFMroECg5Db25zdW1lU2VydmljZRI7CgRKb2luEhguc3RyYW5kbXEudjEuSm9pblJlcXVlc3QaGS5zdHJhbmRtcS52MS5Kb2luUmVzcG9uc2USSgoJSGVhcnRiZWF0Eh0uc3RyYW5kbXEudjEuSGVhcnRiZWF0UmVxdWVzdBoeLnN0cmFuZG1xLnYxLkhlYXJ0YmVhdFJlc3BvbnNlEj4KBUxlYXZlEhkuc3RyYW5kbXEudjEuTGVhdmVSZXF1ZXN0Ghouc3RyYW5kbXEudjEuTGVhdmVSZXNwb25zZRI+CgVEcmFpbhIZLnN0cmFuZG1xLnYxLkRyYWluUmVxdWVzdBoaLnN0cmFuZG1xLnYxLkRyYWluUmVzcG9uc2USRAoHUmVjZWl2ZRIbLnN0cmFuZG1xLnYxLlJlY2VpdmVSZXF1ZXN0Ghwuc3RyYW5kbXEudjEuUmVjZWl2ZVJlc3BvbnNlEkEKBlNldHRsZRIaLnN0cmFuZG1xLnYxLlNldHRsZVJlcXVlc3QaGy5zdHJhbmRtcS52MS5TZXR0bGVSZXNwb25zZRJMCglTdWJzY3JpYmUSHS5zdHJhbmRtcS52MS5TdWJzY3JpYmVSZXF1ZXN0Gh4uc3RyYW5kbXEudjEuU3Vic2NyaWJlUmVzcG9uc2UwARJICgdDb25zdW1lEhsuc3RyYW5kbXEudjEuQ29uc3VtZVJlcXVlc3QaHC5zdHJhbmRtcS52MS5Db25zdW1lUmVzcG9uc2UoATABQjtaOWdpdGh1Yi5jb20vc3RyYW5kbXEvc3RyYW5kbXEvcHJvdG8vc3RyYW5kbXEvdjE7c3RyYW5kbXF2MWIGcHJvdG8z", [file_google_protobuf_timestamp, file_strandmq_v1_message]);
 
 /**
  * JoinRequest opens a session.
@@ -252,6 +252,63 @@ export const LeaveResponseSchema: GenMessage<LeaveResponse> = /*@__PURE__*/
   messageDesc(file_strandmq_v1_consume, 6);
 
 /**
+ * DrainRequest has a member take nothing more.
+ *
+ * @generated from message strandmq.v1.DrainRequest
+ */
+export type DrainRequest = Message<"strandmq.v1.DrainRequest"> & {
+  /**
+   * The topic.
+   *
+   * @generated from field: string topic = 1;
+   */
+  topic: string;
+
+  /**
+   * The group.
+   *
+   * @generated from field: string group = 2;
+   */
+  group: string;
+
+  /**
+   * The member.
+   *
+   * @generated from field: string member = 3;
+   */
+  member: string;
+
+  /**
+   * The session.
+   *
+   * @generated from field: string session = 4;
+   */
+  session: string;
+};
+
+/**
+ * Describes the message strandmq.v1.DrainRequest.
+ * Use `create(DrainRequestSchema)` to create a new message.
+ */
+export const DrainRequestSchema: GenMessage<DrainRequest> = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_consume, 7);
+
+/**
+ * DrainResponse is empty.
+ *
+ * @generated from message strandmq.v1.DrainResponse
+ */
+export type DrainResponse = Message<"strandmq.v1.DrainResponse"> & {
+};
+
+/**
+ * Describes the message strandmq.v1.DrainResponse.
+ * Use `create(DrainResponseSchema)` to create a new message.
+ */
+export const DrainResponseSchema: GenMessage<DrainResponse> = /*@__PURE__*/
+  messageDesc(file_strandmq_v1_consume, 8);
+
+/**
  * ReceiveRequest asks for deliveries.
  *
  * @generated from message strandmq.v1.ReceiveRequest
@@ -337,7 +394,7 @@ export type ReceiveRequest = Message<"strandmq.v1.ReceiveRequest"> & {
  * Use `create(ReceiveRequestSchema)` to create a new message.
  */
 export const ReceiveRequestSchema: GenMessage<ReceiveRequest> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 7);
+  messageDesc(file_strandmq_v1_consume, 9);
 
 /**
  * ReceiveResponse has the deliveries; none when the wait ran out.
@@ -373,7 +430,7 @@ export type ReceiveResponse = Message<"strandmq.v1.ReceiveResponse"> & {
  * Use `create(ReceiveResponseSchema)` to create a new message.
  */
 export const ReceiveResponseSchema: GenMessage<ReceiveResponse> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 8);
+  messageDesc(file_strandmq_v1_consume, 10);
 
 /**
  * Delivery is one hand-out of one message to one member.
@@ -465,7 +522,7 @@ export type Delivery = Message<"strandmq.v1.Delivery"> & {
  * Use `create(DeliverySchema)` to create a new message.
  */
 export const DeliverySchema: GenMessage<Delivery> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 9);
+  messageDesc(file_strandmq_v1_consume, 11);
 
 /**
  * SettleRequest settles deliveries.
@@ -517,7 +574,7 @@ export type SettleRequest = Message<"strandmq.v1.SettleRequest"> & {
  * Use `create(SettleRequestSchema)` to create a new message.
  */
 export const SettleRequestSchema: GenMessage<SettleRequest> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 10);
+  messageDesc(file_strandmq_v1_consume, 12);
 
 /**
  * Settlement is what becomes of one delivery.
@@ -561,7 +618,7 @@ export type Settlement = Message<"strandmq.v1.Settlement"> & {
  * Use `create(SettlementSchema)` to create a new message.
  */
 export const SettlementSchema: GenMessage<Settlement> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 11);
+  messageDesc(file_strandmq_v1_consume, 13);
 
 /**
  * SettleResponse has one result per settlement, in the order of the request.
@@ -582,7 +639,7 @@ export type SettleResponse = Message<"strandmq.v1.SettleResponse"> & {
  * Use `create(SettleResponseSchema)` to create a new message.
  */
 export const SettleResponseSchema: GenMessage<SettleResponse> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 12);
+  messageDesc(file_strandmq_v1_consume, 14);
 
 /**
  * SettleResult is what became of one settlement.
@@ -617,7 +674,7 @@ export type SettleResult = Message<"strandmq.v1.SettleResult"> & {
  * Use `create(SettleResultSchema)` to create a new message.
  */
 export const SettleResultSchema: GenMessage<SettleResult> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 13);
+  messageDesc(file_strandmq_v1_consume, 15);
 
 /**
  * SubscribeRequest opens a session for a stream of deliveries.
@@ -674,7 +731,7 @@ export type SubscribeRequest = Message<"strandmq.v1.SubscribeRequest"> & {
  * Use `create(SubscribeRequestSchema)` to create a new message.
  */
 export const SubscribeRequestSchema: GenMessage<SubscribeRequest> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 14);
+  messageDesc(file_strandmq_v1_consume, 16);
 
 /**
  * SubscribeResponse is one frame of a Subscribe stream. The first one has the
@@ -718,7 +775,7 @@ export type SubscribeResponse = Message<"strandmq.v1.SubscribeResponse"> & {
  * Use `create(SubscribeResponseSchema)` to create a new message.
  */
 export const SubscribeResponseSchema: GenMessage<SubscribeResponse> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 15);
+  messageDesc(file_strandmq_v1_consume, 17);
 
 /**
  * Assignment is the partitions given to a member.
@@ -739,7 +796,7 @@ export type Assignment = Message<"strandmq.v1.Assignment"> & {
  * Use `create(AssignmentSchema)` to create a new message.
  */
 export const AssignmentSchema: GenMessage<Assignment> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 16);
+  messageDesc(file_strandmq_v1_consume, 18);
 
 /**
  * ConsumeRequest is one frame of a client: each field is optional. One with nothing
@@ -777,6 +834,16 @@ export type ConsumeRequest = Message<"strandmq.v1.ConsumeRequest"> & {
    * @generated from field: bool leave = 4;
    */
   leave: boolean;
+
+  /**
+   * Before leave: take nothing more. The partitions go to others at once, what is
+   * on the way is given back, and what the client has stays until it is settled or
+   * lapses. It comes before the settlements of its frame; credits do nothing from
+   * here on.
+   *
+   * @generated from field: bool drain = 5;
+   */
+  drain: boolean;
 };
 
 /**
@@ -784,7 +851,7 @@ export type ConsumeRequest = Message<"strandmq.v1.ConsumeRequest"> & {
  * Use `create(ConsumeRequestSchema)` to create a new message.
  */
 export const ConsumeRequestSchema: GenMessage<ConsumeRequest> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 17);
+  messageDesc(file_strandmq_v1_consume, 19);
 
 /**
  * ConsumeOpen opens a session.
@@ -841,7 +908,7 @@ export type ConsumeOpen = Message<"strandmq.v1.ConsumeOpen"> & {
  * Use `create(ConsumeOpenSchema)` to create a new message.
  */
 export const ConsumeOpenSchema: GenMessage<ConsumeOpen> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 18);
+  messageDesc(file_strandmq_v1_consume, 20);
 
 /**
  * SettleRun settles deliveries of a stream whose numbers follow each other.
@@ -890,7 +957,7 @@ export type SettleRun = Message<"strandmq.v1.SettleRun"> & {
  * Use `create(SettleRunSchema)` to create a new message.
  */
 export const SettleRunSchema: GenMessage<SettleRun> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 19);
+  messageDesc(file_strandmq_v1_consume, 21);
 
 /**
  * ConsumeResponse is one frame of a broker: what is there to tell. The first
@@ -956,7 +1023,7 @@ export type ConsumeResponse = Message<"strandmq.v1.ConsumeResponse"> & {
  * Use `create(ConsumeResponseSchema)` to create a new message.
  */
 export const ConsumeResponseSchema: GenMessage<ConsumeResponse> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 20);
+  messageDesc(file_strandmq_v1_consume, 22);
 
 /**
  * DeliveryBatch is deliveries of one partition, handed out together.
@@ -1062,7 +1129,7 @@ export type DeliveryBatch = Message<"strandmq.v1.DeliveryBatch"> & {
  * Use `create(DeliveryBatchSchema)` to create a new message.
  */
 export const DeliveryBatchSchema: GenMessage<DeliveryBatch> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 21);
+  messageDesc(file_strandmq_v1_consume, 23);
 
 /**
  * SettleRunResult is what became of a run of settlements that fared alike.
@@ -1111,7 +1178,7 @@ export type SettleRunResult = Message<"strandmq.v1.SettleRunResult"> & {
  * Use `create(SettleRunResultSchema)` to create a new message.
  */
 export const SettleRunResultSchema: GenMessage<SettleRunResult> = /*@__PURE__*/
-  messageDesc(file_strandmq_v1_consume, 22);
+  messageDesc(file_strandmq_v1_consume, 24);
 
 /**
  * SettleAction is what becomes of a delivery.
@@ -1210,6 +1277,20 @@ export const ConsumeService: GenService<{
     methodKind: "unary";
     input: typeof LeaveRequestSchema;
     output: typeof LeaveResponseSchema;
+  },
+  /**
+   * Drain comes before Leave, when there is work to finish: the member takes
+   * nothing more. Its partitions go to others at once, and a Receive waits no more:
+   * it gives what the session holds. That stays its own until it is settled or
+   * lapses, and any call keeps the session alive. Join takes the member back in,
+   * and without a stream so does a Receive without a session.
+   *
+   * @generated from rpc strandmq.v1.ConsumeService.Drain
+   */
+  drain: {
+    methodKind: "unary";
+    input: typeof DrainRequestSchema;
+    output: typeof DrainResponseSchema;
   },
   /**
    * Receive waits for deliveries. Asking again gives the session's outstanding
