@@ -89,7 +89,8 @@ func (c *Client) Consumer(topic, group string, opts ...ConsumerOption) (*Consume
 // Run joins the group and has its messages handled until ctx ends. Of one key it
 // handles one message at a time, in order; different keys run beside each other.
 //
-// When ctx ends, no more messages are taken, what no handler has is given back,
+// When ctx ends, no more messages are taken, other members get this one's partitions
+// at once, what no handler has is given back,
 // handlers that run may finish (see WithDrainTimeout), their results are stored,
 // and Run returns nil. No attempt is charged for what was given back.
 //

@@ -326,6 +326,67 @@ func TestReplayIsHandledAgain(t *testing.T) {
 	}
 }
 
+// A consumer that ends keeps what its handlers have, and nothing else: another member
+// has the rest of its keys while they run. What it gives back does not come to it again.
+func TestDrainMovesTheKeys(t *testing.T) {
+	b := strandmqtest.Start(t)
+	b.Topic(t, "orders", 1)
+	group(t, b.Client, "orders", "g", &strandmqv1.GroupPolicy{AckDeadlineMs: ptr(time.Hour.Milliseconds()), MaxHoldMs: ptr(time.Hour.Milliseconds())})
+	const before, after = 50, 10
+	publishes(t, b.Client, "orders", before, before)
+	handling, finish := make(chan struct{}), make(chan struct{})
+	ctx, end := context.WithCancel(within(t))
+	over := make(chan error, 1)
+	go func() {
+		over <- consumer(t, b.Client, "orders", "g", client.WithConcurrency(1), client.WithPrefetch(10*before)).Run(ctx, func(context.Context, *client.Delivery) error {
+			close(handling) // once
+			<-finish
+			return nil
+		})
+	}()
+	<-handling
+	until(t, "all are handed out", func() bool { return counts(t, b.Client, "orders", "g").GetInFlight() == before })
+	var handled, last atomic.Uint64
+	stop := runs(t, consumer(t, b.Client, "orders", "g", client.WithConcurrency(1)), func(_ context.Context, d *client.Delivery) error {
+		if d.Attempt != 1 {
+			t.Errorf("attempt %d of %s", d.Attempt, d.Key)
+		}
+		last.Store(max(last.Load(), d.Fence))
+		handled.Add(1)
+		return nil
+	})
+	until(t, "the other member is there", func() bool { return len(members(t, b.Client, "orders", "g")) == 2 })
+	end()
+	until(t, "the other has what no handler had", func() bool { return handled.Load() == before-1 })
+	publishes(t, b.Client, "orders", after, after)
+	// All but those of the one key, of which the first is not handled.
+	until(t, "the other has what is new", func() bool { return handled.Load() >= before-1+after-1 })
+	drains := 0
+	for _, m := range members(t, b.Client, "orders", "g") {
+		if m.GetDraining() {
+			drains++
+			if m.GetInFlight() != 1 || len(m.GetAssignment()) > 0 {
+				t.Errorf("the one that drains: %v", m)
+			}
+		}
+	}
+	if drains != 1 {
+		t.Errorf("%d members drain", drains)
+	}
+	// Each was handed out once to the one and once to the other.
+	if n := last.Load(); n > 2*before+after {
+		t.Errorf("%d hand-outs", n)
+	}
+	close(finish)
+	if err := <-over; err != nil {
+		t.Error(err)
+	}
+	until(t, "all", func() bool { return counts(t, b.Client, "orders", "g").GetLag() == 0 })
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+}
+
 // A consumer that ends gives back what no handler has, at once, and its handlers
 // finish.
 func TestDrainReleases(t *testing.T) {

@@ -85,6 +85,16 @@ func replays(t testing.TB, url, topic, group string) {
 	}
 }
 
+// members describes those of a group.
+func members(t testing.TB, c *client.Client, topic, name string) []*strandmqv1.Member {
+	t.Helper()
+	res, err := c.Admin().DescribeGroup(within(t), topic, name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return res.GetMembers()
+}
+
 // stored tells how many messages a topic has.
 func stored(t testing.TB, c *client.Client, topic string) (n uint64) {
 	t.Helper()

@@ -95,6 +95,7 @@ type hand struct {
 	prefetch     int
 	most         int // handlers at once
 	draining     bool
+	unheard      bool // the broker was not told that it drains
 
 	held    held    // of the session, until confirmed
 	waiting []*task // in the order in which they came
@@ -395,9 +396,10 @@ func (h *hand) closed() (gone []*task) {
 	return gone
 }
 
-// drain stops taking: what no handler has goes back.
+// drain stops taking: what no handler has goes back, and the broker hears of it in the
+// same frame, so that it goes to others.
 func (h *hand) drain() {
-	h.draining, h.credits = true, 0
+	h.draining, h.unheard, h.credits = true, true, 0
 	waiting := h.waiting
 	h.waiting = nil
 	for _, t := range waiting {
@@ -421,11 +423,12 @@ func (h *hand) pressing() bool {
 func (h *hand) frame() *strandmqv1.ConsumeRequest {
 	renew := slices.DeleteFunc(h.renew, func(t *task) bool { return t.lost || t.state == taskSettling || h.held.number(t.number) != t })
 	h.renew = nil
-	if len(h.settle) == 0 && len(renew) == 0 && h.credits == 0 {
+	drain := h.unheard && !h.idle() // else there is nothing that keeps it from leaving
+	if len(h.settle) == 0 && len(renew) == 0 && h.credits == 0 && !drain {
 		return nil
 	}
-	f := &strandmqv1.ConsumeRequest{Credits: uint32(h.credits)}
-	h.credits = 0
+	f := &strandmqv1.ConsumeRequest{Credits: uint32(h.credits), Drain: drain}
+	h.credits, h.unheard = 0, h.unheard && !drain
 	n := min(len(h.settle), frameSettled/2)
 	told := h.settle[:n:n]
 	slices.SortFunc(told, byNumber)

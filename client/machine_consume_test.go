@@ -67,6 +67,9 @@ func said(f *strandmqv1.ConsumeRequest) string {
 		return "nothing"
 	}
 	out := fmt.Sprint("+", f.GetCredits())
+	if f.GetDrain() {
+		out += " DRAIN"
+	}
 	for _, s := range f.GetSettlements() {
 		out += fmt.Sprintf(" %s %d-%d", s.GetAction().String()[len("SETTLE_ACTION_"):], s.GetFirst(), s.GetLast())
 	}
@@ -108,6 +111,7 @@ func TestHandSettles(t *testing.T) {
 	_, keys = starts(h, 0)
 	wants(t, "started", keys, "e")
 	h.drain()
+	wants(t, "draining", said(h.frame()), "+0 DRAIN")
 	wants(t, "draining", said(h.frame()), "nothing")
 	arrives(t, h, 0, gives(t, 6, 1, 50, "5:f", "6:g"))
 	wants(t, "what comes while draining", said(h.frame()), "+0 RELEASE 6-7")
