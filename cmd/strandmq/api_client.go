@@ -206,12 +206,17 @@ const callTime = 30 * time.Second
 // it will answer soon: it starts, or makes what was asked for.
 const startTime = 10 * time.Second
 
+// looked is how long a broker that finds no leader at once takes at least before it says
+// so: it has looked for one for as long as it may come soon.
+const looked = time.Second
+
 // ask makes one such call. What the broker refuses as bad input is wrong usage.
 func ask[Req, Res any](ctx context.Context, call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
 	return retry.Do(ctx, retry.Config{Limit: startTime}, func() (*Res, error) {
+		began := time.Now()
 		res, err := once(ctx, call, req)
 		var e *apiError
-		if errors.As(err, &e) && e.retryAfter == 0 {
+		if errors.As(err, &e) && (e.retryAfter == 0 || e.reason == "NO_QUORUM" && time.Since(began) > looked) {
 			return nil, &final{err}
 		}
 		return res, err

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -151,5 +152,24 @@ func TestServersFailOver(t *testing.T) {
 	})
 	if gone := api.way.silent; len(gone) != 1 {
 		t.Errorf("%v", gone)
+	}
+}
+
+// A broker that looked for a leader for as long as one may come soon is not asked to look
+// once more; one that says so at once, as it starts, is asked again.
+func TestNoQuorumIsAskedForOnce(t *testing.T) {
+	t.Parallel()
+	for name, takes := range map[string]time.Duration{"at once": 0, "looked": looked + 10*time.Millisecond} {
+		calls := 0
+		_, err := ask(t.Context(), func(context.Context, *strandmqv1.ListTopicsRequest) (*strandmqv1.ListTopicsResponse, error) {
+			if calls++; calls == 2 {
+				return &strandmqv1.ListTopicsResponse{}, nil
+			}
+			time.Sleep(takes) // the broker's own look
+			return nil, &apiError{reason: "NO_QUORUM", retryAfter: time.Millisecond, passing: true}
+		}, &strandmqv1.ListTopicsRequest{})
+		if takes == 0 && (calls != 2 || err != nil) || takes > 0 && (calls != 1 || !isReason(err, "NO_QUORUM")) {
+			t.Errorf("%s: asked %d times, %v", name, calls, err)
+		}
 	}
 }
