@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -16,7 +15,7 @@ import (
 func TestMadeIsKnownEverywhere(t *testing.T) {
 	t.Parallel()
 	c := startThree(t)
-	c.leaderOf(partition.Metadata)
+	c.awaitVoters()
 	apis := []api{c.api(0), c.api(1), c.api(2)}
 	known := func(what string, err error) {
 		if err != nil && missing(err) {

@@ -136,8 +136,18 @@ func (a api) store(t testing.TB, topic string, ms ...*strandmqv1.Message) []*str
 // topic creates a topic.
 func (a api) topic(t testing.TB, name string, partitions uint32) {
 	t.Helper()
-	if _, err := a.topics.CreateTopic(ctx(t), &strandmqv1.CreateTopicRequest{Topic: name, Partitions: partitions}); err != nil {
-		t.Fatal(err)
+	c := ctx(t)
+	for {
+		_, err := a.topics.CreateTopic(c, &strandmqv1.CreateTopicRequest{Topic: name, Partitions: partitions})
+		if err == nil {
+			return
+		}
+		// A node that has just come to lead the metadata log may not have heard of the others
+		// yet, and a call that was on its way to the one before is harmless twice.
+		if r := problemOf(err).GetReason(); r != "OUTCOME_UNKNOWN" && r != "REPLICATION" || c.Err() != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(10 * time.Millisecond) // nobody tells the test of a change
 	}
 }
 
