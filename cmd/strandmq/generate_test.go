@@ -381,7 +381,8 @@ func TestAlertsSeeThree(t *testing.T) {
 	var three, two, one map[string]string
 	until(t, "all is well", func() bool {
 		three = scrapes(f.nodes...)
-		return says(three, `strandmq_node_up\{.*\} 1`) == 6 && says(three, `strandmq_partitions_without_leader 0`) == 3 && says(three, `strandmq_under_replicated_partitions 0`) == 3
+		return says(three, `strandmq_node_up\{.*\} 1`) == 6 && says(three, `strandmq_partitions_without_leader 0`) == 3 && says(three, `strandmq_under_replicated_partitions 0`) == 3 &&
+			says(three, `strandmq_ready 1`) == 3
 	})
 	have := told(three["n1"], three["n2"], three["n3"])
 	for _, m := range ofClusters {
@@ -393,12 +394,12 @@ func TestAlertsSeeThree(t *testing.T) {
 	until(t, "a node is away", func() bool {
 		two = scrapes(f.nodes[:2]...)
 		return says(two, `strandmq_node_up\{node="n3"\} 0`) == 2 && says(two, `strandmq_partitions_without_leader 0`) == 2 &&
-			says(two, `strandmq_under_replicated_partitions [1-9]`) > 0
+			says(two, `strandmq_under_replicated_partitions [1-9]`) > 0 && says(two, `strandmq_ready 1`) == 2
 	})
 	f.nodes[1].kill()
 	until(t, "two are", func() bool {
 		one = scrapes(f.nodes[0])
-		return says(one, `strandmq_partitions_without_leader 4`) == 1
+		return says(one, `strandmq_partitions_without_leader 4`) == 1 && says(one, `strandmq_ready 0`) == 1
 	})
 	tool := alertsTool(t)
 	for _, c := range []struct {
@@ -407,7 +408,7 @@ func TestAlertsSeeThree(t *testing.T) {
 	}{
 		{three, three, ""},
 		{three, two, "after StrandMQNodeDown n3, after StrandMQUnderReplicated"},
-		{three, one, "after StrandMQNoLeader, after StrandMQNodeDown n2, after StrandMQNodeDown n3"},
+		{three, one, "after StrandMQNoLeader, after StrandMQNodeDown n2, after StrandMQNodeDown n3, after StrandMQNodeNotReady"},
 	} {
 		if got := strings.Join(firing(t, tool, c.was, c.is), ", "); got != c.want {
 			t.Errorf("these fire: %s; these should: %s", got, c.want)

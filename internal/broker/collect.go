@@ -21,7 +21,7 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 	to := b.sampler(ch)
 	gauge, counter := to.gauge, to.counter
 	up := 0.0
-	if b.ready() == nil && b.failure() == nil {
+	if b.takesCalls() {
 		up = 1
 	}
 	gauge("ready", "1 while the node takes calls.", nil, up)

@@ -14,7 +14,8 @@ import (
 // probes serves three questions that are not the same. Is the process alive
 // (restart it if not)? Has it started (wait longer if not)? Should it get calls
 // now (send them elsewhere if not)? A node that is reading its log at start is
-// alive; one that is stopping, or whose disk failed, is not ready.
+// alive; one that is stopping, whose disk failed, or that knows nobody who leads the
+// cluster's metadata, is not ready. Who restarts one node after the other goes by that.
 func (b *Broker) probes(mux *http.ServeMux) {
 	mux.HandleFunc("GET /livez", func(w http.ResponseWriter, r *http.Request) {
 		probe(w, r, []check{{name: "process"}})
@@ -44,6 +45,9 @@ func (b *Broker) probes(mux *http.ServeMux) {
 				checks = append(checks, check{name: f, warning: true})
 			}
 			checks = append(checks, check{name: b.scrubWords()})
+			if b.agent != nil {
+				checks = slices.Insert(checks, 3, check{name: "quorum", fault: b.leaderless()})
+			}
 		}
 		probe(w, r, checks)
 	})
@@ -79,6 +83,30 @@ func probe(w http.ResponseWriter, r *http.Request, checks []check) {
 	} else {
 		fmt.Fprintln(w, "ok")
 	}
+}
+
+// takesCalls is what readyz, the health service and the metrics go by.
+func (b *Broker) takesCalls() bool {
+	return b.ready() == nil && b.failure() == nil && b.leaderless() == ""
+}
+
+// leaderless is why this node knows nobody who leads the cluster's metadata; empty: it
+// does. Without, it creates and changes nothing, and another node may do better. It also
+// tells a node that was cut off from the others from one that is well: the liveness that
+// missing goes by is this node's own.
+func (b *Broker) leaderless() string {
+	if b.agent == nil {
+		return ""
+	}
+	if away := b.missing(partition.Metadata); len(away) > 0 {
+		return fmt.Sprintf("too few of the nodes that vote on the cluster's metadata are there (NO_QUORUM): %s not there", nodesAre(away))
+	}
+	// A replica that stopped is told with the other damage: its map is old, and what the
+	// node holds of other partitions is served.
+	if info, err := b.host.Info(partition.Metadata); err == nil && info.Fault == "" && info.Leader == 0 {
+		return "nobody is known who leads the cluster's metadata: one is being elected, or this node is cut off"
+	}
+	return ""
 }
 
 func (b *Broker) notStarted() string {

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/grpchealth"
+
 	"github.com/strandmq/strandmq/internal/heldport"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -88,15 +90,20 @@ func TestMajorityLost(t *testing.T) {
 		t.Errorf("%v, %v", topics, err)
 	}
 	says("the list of topics", topics.GetBehind())
-	for _, path := range []string{"/livez", "/startupz", "/readyz", "/metrics"} {
-		res, err := http.Get(b.URL() + path)
-		if err != nil {
-			t.Fatal(err)
+	for path, want := range map[string]int{"/livez": 200, "/startupz": 200, "/metrics": 200, "/readyz": 503} {
+		code, body := get(t, b.URL()+path)
+		if code != want {
+			t.Errorf("%s: %d", path, code)
 		}
-		_ = res.Body.Close()
-		if res.StatusCode != http.StatusOK {
-			t.Errorf("%s: %s", path, res.Status)
+		if path == "/readyz" && !strings.Contains(body, "[-] quorum: ") || path == "/metrics" && !strings.Contains(body, "\nstrandmq_ready 0\n") {
+			t.Errorf("%s: %s", path, body)
 		}
+		if path == "/readyz" && !strings.Contains(body, "(NO_QUORUM): n2 and n3 are not there") {
+			t.Errorf("%s: %s", path, body)
+		}
+	}
+	if res, err := (healthCheck{b}).Check(ctx(t), &grpchealth.CheckRequest{}); err != nil || res.Status != grpchealth.StatusNotServing {
+		t.Errorf("the health service: %v, %v", res, err)
 	}
 
 	calls := map[string]func(context.Context) error{
@@ -183,6 +190,11 @@ func TestMajorityLost(t *testing.T) {
 	if err != nil || cluster.GetBehind() != "" {
 		t.Errorf("%v, %v", cluster.GetBehind(), err)
 	}
+	inTime(t, "both are ready", func() bool {
+		one, words := get(t, b.URL()+"/readyz?verbose")
+		two, _ := get(t, c.nodes[1].b.URL()+"/readyz")
+		return one == 200 && two == 200 && strings.Contains(words, "[+] quorum\n")
+	})
 }
 
 // A node that starts and finds too few others says for whom it waits, to whoever asks and

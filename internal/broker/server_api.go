@@ -169,7 +169,7 @@ func (h healthCheck) Check(_ context.Context, req *grpchealth.CheckRequest) (*gr
 		}
 	}
 	// As for /readyz, a damaged partition does not take the others with it.
-	if h.b.ready() != nil || h.b.failure() != nil {
+	if !h.b.takesCalls() {
 		return &grpchealth.CheckResponse{Status: grpchealth.StatusNotServing}, nil
 	}
 	return &grpchealth.CheckResponse{Status: grpchealth.StatusServing}, nil

@@ -126,7 +126,7 @@ func Rules() []Rule {
 			Name: "StrandMQNodeNotReady", For: "5m", Severity: Warning, Runbook: stuck,
 			Expr:    "strandmq_ready == 0",
 			Summary: "{{ $labels.instance }} takes no calls",
-			Advice:  "It starts, stops, or its disk failed: /readyz?verbose of the node says which.",
+			Advice:  "It starts, stops, its disk failed, or too few nodes are there: /readyz?verbose of the node says which.",
 		},
 		{
 			Name: "StrandMQNodeDown", For: "1m", Severity: Critical, Runbook: stuck,
