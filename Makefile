@@ -17,6 +17,12 @@ KILLS    ?= 10
 # detector, shortened (-short), since it makes them about ten times slower.
 RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/nemesis/... ./internal/peer/... ./internal/retry/... ./client/... ./loadtest/... ./cmd/strandmq/...
 
+# What random tests draw: the same each time, so that a red run is a change's fault.
+# DRAW=0 draws anew, as make random does, with so many checks.
+DRAW     ?= 1
+CHECKS   ?= 5000
+DRAWN    := ./client ./consumer ./coordinator/... ./internal/broker ./internal/keyspace ./internal/record ./loadtest ./partition/... ./router
+
 # What `make sim` runs: so many seeds from the first one on, or one alone; and flags.
 SEEDS    ?= 100
 FROM     ?= 1
@@ -41,7 +47,7 @@ MEMORY    ?= .*
 SIZES     ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members bench-client bench-metrics fuzz sim nemesis examples-deps generate generate-check ts-deps ts-browser ts-generate ts-pack lint fmt tidy clean
+.PHONY: help run build test check vet house unit race bench bench-broker bench-cluster bench-unary bench-memory bench-members bench-client bench-metrics random fuzz sim nemesis examples-deps generate generate-check ts-deps ts-browser ts-generate ts-pack lint fmt tidy clean
 
 help: ## List what can be made
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -71,17 +77,20 @@ bin/alerts: tools/alerts/go.mod tools/alerts/main.go ## Prometheus' own engine, 
 	cd tools/alerts && $(GO) build -o ../../$@ .
 
 unit: bin/grpcurl bin/alerts ## Tests of all packages; at the end it names the skipped ones
-	@echo 'STRANDMQ_KILLS=$(KILLS) $(GO) test of all packages'
+	@echo 'STRANDMQ_KILLS=$(KILLS) RAPID_SEED=$(DRAW) $(GO) test of all packages'
 	@mkdir -p bin
-	@{ STRANDMQ_KILLS=$(KILLS) $(GO) test -v -vet=off -timeout 30m $$($(GO) list ./... | grep -v /internal/house) 2>&1; echo "=== EXIT $$?"; } | awk -v keep=bin/skipped -f tools/tests.awk
+	@{ STRANDMQ_KILLS=$(KILLS) RAPID_SEED=$(DRAW) $(GO) test -v -vet=off -timeout 30m $$($(GO) list ./... | grep -v /internal/house) 2>&1; echo "=== EXIT $$?"; } | awk -v keep=bin/skipped -f tools/tests.awk
 
 race: ## Tests of the concurrent packages under the race detector (needs a C compiler)
 	@if [ "$$($(GO) env CGO_ENABLED)" = 1 ]; then \
-		echo '$(GO) test -race -short -p 1 $(RACE)'; \
-		$(GO) test -vet=off -race -short -p 1 -timeout 30m $(RACE); \
+		echo 'RAPID_SEED=$(DRAW) $(GO) test -race -short -p 1 $(RACE)'; \
+		RAPID_SEED=$(DRAW) $(GO) test -vet=off -race -short -p 1 -timeout 30m $(RACE); \
 	else \
 		echo 'SKIPPED: the race detector needs a C compiler and there is none here; install gcc and run make race.'; \
 	fi
+
+random: ## The tests of packages with random scripts, by other seeds than make test's; CHECKS=5000 scripts each
+	RAPID_SEED=0 RAPID_CHECKS=$(CHECKS) $(GO) test -vet=off -short -count=1 -p 1 -timeout 120m $(DRAWN)
 
 bench: bench-broker ## Benchmarks, the broker's first; BENCH=regexp BENCHTIME=1s COUNT=1
 	$(GO) test -run '^$$' -bench '$(BENCH)' -skip '^Benchmark(Shapes|Cluster|Memory|Members|Client|Metrics)$$' -benchtime $(BENCHTIME) -count $(COUNT) -benchmem \

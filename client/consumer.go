@@ -90,9 +90,13 @@ func (c *Client) Consumer(topic, group string, opts ...ConsumerOption) (*Consume
 // handles one message at a time, in order; different keys run beside each other.
 //
 // When ctx ends, no more messages are taken, other members get this one's partitions
-// at once, what no handler has is given back,
-// handlers that run may finish (see WithDrainTimeout), their results are stored,
-// and Run returns nil. No attempt is charged for what was given back.
+// at once, what no handler has is given back, handlers that run may finish (see
+// WithDrainTimeout), their results are stored, and Run returns nil. No attempt is
+// charged for what was given back.
+//
+// A group that is at-most-once has its messages settled by the hand-out, so nothing is
+// given back, extended or tried again: those that came are handled, also while Run drains
+// and when the connection broke, and what a handler returns is logged, no more.
 //
 // When the connection breaks, another session begins, at the next address if
 // there is one. What was in hand is the consumer's no longer: the broker gives it
@@ -187,15 +191,15 @@ func (r *consuming) run(ctx context.Context) error {
 		r.mu.Lock()
 		defer r.mu.Unlock()
 		r.hand.drain()
-		if len(r.hand.running) == 0 {
+		if r.hand.busy() == 0 {
 			d = min(d, graceTime)
 		}
 		limit.Reset(d)
 	}
 	for {
-		running, shortest := r.speak()
+		busy, shortest := r.speak()
 		// A session that is there is left before a drain is over.
-		if r.draining && running == 0 && r.s == nil {
+		if r.draining && busy == 0 && r.s == nil {
 			return r.failed
 		}
 		if e := max(10, shortest/8); shortest > 0 && e < every {
@@ -292,30 +296,33 @@ func (r *consuming) dismiss() {
 
 // join begins a session.
 func (r *consuming) join() {
+	r.mu.Lock()
+	credits := r.hand.opens()
+	r.mu.Unlock()
 	r.s = openSession(r.base, r.way.node(), &strandmqv1.ConsumeRequest{
 		Open: &strandmqv1.ConsumeOpen{
 			Topic: r.x.topic, Group: r.x.group, Member: r.x.member, CreateGroup: r.x.create,
 			BodyFormat: strandmqv1.BodyFormat_BODY_FORMAT_BYTES, RecordBatches: true,
 		},
-		Credits: uint32(r.x.prefetch),
+		Credits: uint32(credits),
 	})
 }
 
 // speak gives the writer the next frame, if it is free and there is enough to tell, or
-// what gathered is due, or a sign of life. It tells how many handlers run, and the
-// shortest time in which something has to be done.
-func (r *consuming) speak() (running int, shortest int64) {
+// what gathered is due, or a sign of life. It tells for how many deliveries handlers run
+// or will, and the shortest time in which something has to be done.
+func (r *consuming) speak() (busy int, shortest int64) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	running, shortest = len(r.hand.running), r.hand.every
+	busy, shortest = r.hand.busy(), r.hand.every
 	if r.s == nil || !r.s.open {
-		return running, shortest
+		return busy, shortest
 	}
 	if r.s.every > 0 && (shortest == 0 || r.s.every < shortest) {
 		shortest = r.s.every
 	}
 	if !r.s.free || r.left {
-		return running, shortest
+		return busy, shortest
 	}
 	var f *strandmqv1.ConsumeRequest
 	if r.due || r.hand.pressing() {
@@ -334,7 +341,7 @@ func (r *consuming) speak() (running int, shortest int64) {
 		r.s.free, r.s.spoke = false, now
 		r.s.out <- f
 	}
-	return running, shortest
+	return busy, shortest
 }
 
 // lost notes that the session ended, and gives the wait before the next one.
@@ -367,8 +374,11 @@ func (r *consuming) lost(err error, next func() time.Duration) time.Duration {
 func (r *consuming) late(limit *time.Timer) (abandoned int) {
 	limit.Reset(graceTime)
 	r.mu.Lock()
-	running := slices.Clone(r.hand.running)
+	running, lost := slices.Clone(r.hand.running), r.hand.giveUp()
 	r.mu.Unlock()
+	if lost > 0 {
+		r.x.c.log.Warn("the time to drain is over, and messages of a group that is at-most-once had no handler: nobody gets them", "topic", r.x.topic, "group", r.x.group, "member", r.x.member, "messages", lost)
+	}
 	switch {
 	case len(running) == 0 && r.s != nil:
 		// The broker does not confirm: what was settled may come again.

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	"github.com/strandmq/strandmq/client"
 	"github.com/strandmq/strandmq/client/strandmqtest"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -528,4 +530,49 @@ func TestRunEnds(t *testing.T) {
 	if err := x.Run(within(t), nil); !errors.Is(err, client.ErrBadValue) {
 		t.Errorf("Run without a handler: %v", err)
 	}
+}
+
+// The hand-out settles what an at-most-once group gets: a handler may take longer than the
+// ack deadline, the messages of one key come one after the other, and those that came are
+// handled although the consumer is told to end.
+func TestAtMostOnce(t *testing.T) {
+	b := strandmqtest.Start(t)
+	b.Topic(t, "orders", 2)
+	group(t, b.Client, "orders", "g", &strandmqv1.GroupPolicy{AtMostOnce: proto.Bool(true), AckDeadlineMs: proto.Int64(1000)})
+	const keys, each = 3, 2
+	publishes(t, b.Client, "orders", keys*each, keys)
+	var mu sync.Mutex
+	running, done := map[string]bool{}, map[string]int{}
+	begun := make(chan struct{}, keys*each)
+	stop := runs(t, consumer(t, b.Client, "orders", "g"), func(ctx context.Context, d *client.Delivery) error {
+		begun <- struct{}{}
+		mu.Lock()
+		if want := fmt.Sprint(d.Key[1:], ":", done[d.Key]); running[d.Key] || fmt.Sprint(number(d)%keys, ":", number(d)/keys) != want {
+			t.Errorf("%s came with key %s, after %d; another runs: %v", d.Body, d.Key, done[d.Key], running[d.Key])
+		}
+		running[d.Key] = true
+		mu.Unlock()
+		time.Sleep(1500 * time.Millisecond) // longer than the deadline
+		if ctx.Err() != nil {
+			t.Errorf("%s: the handler is told to end: %v", d.Body, context.Cause(ctx))
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		running[d.Key] = false
+		done[d.Key]++
+		return nil
+	})
+	<-begun
+	until(t, "the hand-outs", func() bool { return counts(t, b.Client, "orders", "g").GetLag() == 0 })
+	if err := stop(); err != nil {
+		t.Error(err)
+	}
+	if got := counts(t, b.Client, "orders", "g"); fmt.Sprint(done) != "map[k0:2 k1:2 k2:2]" || got.GetStale() != 0 {
+		t.Errorf("handled %v; %v", done, got)
+	}
+}
+
+func number(d *client.Delivery) (n int) {
+	_, _ = fmt.Sscan(string(d.Body), &n)
+	return n
 }

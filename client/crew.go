@@ -76,6 +76,12 @@ func (r *consuming) verdict(t *task, err error) *verdict {
 	if errors.As(err, &p) {
 		r.x.c.log.Error("a handler panicked", "topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "panic", p.value, "stack", string(p.stack))
 	}
+	if t.settled {
+		if p == nil {
+			r.x.c.log.Warn("a handler failed, and the message does not come again: the group is at-most-once", "topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "err", err)
+		}
+		return ackIt
+	}
 	v := judge(t.handling.why(), err)
 	var l *later
 	if v.delay == longestDelay && errors.As(err, &l) && l.d > longestDelay {

@@ -49,6 +49,7 @@ func unpack(f *strandmqv1.ConsumeResponse, topic, group string, now int64) (unpa
 				t.PublishTime = time.UnixMilli(at(b.GetPublishMs(), i, records.PublishTime()))
 				t.FirstSeen = time.UnixMilli(at(b.GetFirstSeenMs(), i, b.GetHandedMs()))
 				t.number, t.every, t.renewAt, t.lapsesAt = b.GetFirstNumber()+uint64(i), every, now+every/2, now+every
+				t.settled = b.GetSettled()
 				u.tasks = append(u.tasks, t)
 				return nil
 			})

@@ -46,6 +46,7 @@ type task struct {
 	state    taskState
 	told     bool // its settlement was sent
 	lost     bool // it is this member's no longer; the handler may still run
+	settled  bool // by the hand-out: the group is at-most-once
 
 	nextNumber, nextPlace *task // of held
 }
@@ -90,6 +91,10 @@ type remembered struct {
 // the same message, runs whose delivery is lost or near its deadline; and when a
 // lost handler was done with the message, it is acked when it comes again, instead
 // of a second run.
+//
+// What the hand-out settled is nobody's but ours: it does not lapse, it outlives the
+// session, and there is nothing to tell of it. The next message of its key may be here
+// already, and waits.
 type hand struct {
 	topic, group string
 	prefetch     int
@@ -100,6 +105,7 @@ type hand struct {
 	held    held    // of the session, until confirmed
 	waiting []*task // in the order in which they came
 	running []*task // that handlers have, lost ones too, in no order
+	turns   turns   // of keys whose hand-out settles
 	credits int     // to be given
 	settle  []*task // to be told
 	renew   []*task // to be extended
@@ -119,7 +125,7 @@ type hand struct {
 func newHand(topic, group string, prefetch, most int) *hand {
 	return &hand{
 		topic: topic, group: group, prefetch: prefetch, most: most,
-		held: newHeld(), lostPlaces: map[place]int{}, acked: map[place]remembered{},
+		held: newHeld(), turns: newTurns(), lostPlaces: map[place]int{}, acked: map[place]remembered{},
 	}
 }
 
@@ -139,6 +145,12 @@ func (h *hand) arrive(u unpacked, now int64) (gone []*task, err error) {
 		h.every = u.every
 	}
 	for _, t := range u.tasks {
+		if t.settled {
+			if h.turns.first(t) {
+				h.waiting = append(h.waiting, t)
+			}
+			continue
+		}
 		if h.held.number(t.number) != nil {
 			return gone, &Error{Message: fmt.Sprintf("the broker gave two deliveries the number %d", t.number)}
 		}
@@ -235,6 +247,15 @@ func (h *hand) finish(t *task, v *verdict) {
 	h.running[t.at], h.running[last].at = h.running[last], t.at
 	h.running[last] = nil
 	h.running = h.running[:last]
+	if t.settled {
+		if next := h.turns.next(t); next != nil {
+			h.waiting = append(h.waiting, next)
+		}
+		if !h.draining {
+			h.credits++
+		}
+		return
+	}
 	if !t.lost {
 		h.decide(t, v)
 		return
@@ -392,7 +413,8 @@ func (h *hand) closed() (gone []*task) {
 			gone = append(gone, t)
 		}
 	}
-	h.waiting, h.settle, h.renew, h.credits = nil, nil, nil, 0
+	h.waiting = slices.DeleteFunc(h.waiting, func(t *task) bool { return !t.settled })
+	h.settle, h.renew, h.credits = nil, nil, 0
 	return gone
 }
 
@@ -403,12 +425,16 @@ func (h *hand) drain() {
 	waiting := h.waiting
 	h.waiting = nil
 	for _, t := range waiting {
+		if t.settled {
+			h.waiting = append(h.waiting, t) // nobody else gets it
+			continue
+		}
 		h.decide(t, releaseIt)
 	}
 }
 
-// idle tells whether all that handlers did is settled.
-func (h *hand) idle() bool { return len(h.running) == 0 && h.held.n == 0 }
+// idle tells whether all that handlers did is settled, and nothing is left for them.
+func (h *hand) idle() bool { return h.busy() == 0 && h.held.n == 0 }
 
 // unsaid tells whether there is something for a frame.
 func (h *hand) unsaid() bool { return len(h.settle) > 0 || len(h.renew) > 0 || h.credits > 0 }

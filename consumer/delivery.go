@@ -50,6 +50,7 @@ type Delivery struct {
 	FirstSeen partition.Millis // when the group first handed out the message
 	Fence     uint64           // only grows for a group and partition
 	Replayed  bool             // came out of the group's dead letters
+	Settled   bool             // by being handed out: the group is at-most-once
 }
 
 // Action is what a member makes of a delivery.

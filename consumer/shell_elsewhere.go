@@ -323,7 +323,7 @@ func (s *Shell) Deliveries(gid GroupID, member string, hs []Handed) []Delivery {
 		for j := range hs[i].Deliveries {
 			d := &hs[i].Deliveries[j]
 			x := Delivery{
-				Partition: hs[i].Partition, Attempt: d.Attempt, Deadline: d.Deadline, FirstSeen: d.FirstSeen, Fence: d.Fence, Replayed: d.Replayed,
+				Partition: hs[i].Partition, Attempt: d.Attempt, Deadline: d.Deadline, FirstSeen: d.FirstSeen, Fence: d.Fence, Replayed: d.Replayed, Settled: d.Settled,
 				Message: partition.Message{Offset: d.Message.Offset, PublishTime: d.Message.PublishTime, Record: d.Message.Record.Record()},
 				Token: Token{
 					Partition: hs[i].Partition, Group: gid, Epoch: hs[i].Epoch, Offset: d.Message.Offset, HandOut: d.Fence, Ordinal: d.Ordinal, Holder: holder,

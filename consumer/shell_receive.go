@@ -465,7 +465,7 @@ func (s *Shell) fill(req ReceiveRequest, hs []handedOut) ([]Delivery, error) {
 			}
 			d := Delivery{
 				Partition: h.part, Message: m, Attempt: h.Attempt,
-				Deadline: h.Deadline, FirstSeen: h.FirstSeen, Fence: h.Number, Replayed: h.Replayed,
+				Deadline: h.Deadline, FirstSeen: h.FirstSeen, Fence: h.Number, Replayed: h.Replayed, Settled: h.Settled,
 				Token: Token{
 					Partition: h.part, Group: req.Group, Epoch: h.Epoch, Offset: h.Offset, HandOut: h.Number, Ordinal: h.Ordinal,
 					Holder: holder,

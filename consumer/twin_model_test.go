@@ -404,6 +404,12 @@ func (w *twin) settle(t Token, a Action, delay partition.Millis) verdict {
 	}
 }
 
+// ended tells whether a token's delivery has ended.
+func (w *twin) ended(t Token) bool {
+	o := w.msgs[t.Offset].find(t.HandOut)
+	return o != nil && o != w.msgs[t.Offset].current()
+}
+
 // settleAgain judges a token whose delivery has ended. Nothing may change.
 func (w *twin) settleAgain(m *twinMsg, o *twinOut, a Action) verdict {
 	last := m.outs[len(m.outs)-1] == o

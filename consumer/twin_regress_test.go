@@ -5,6 +5,19 @@ import "testing"
 // TestTwinRegressions runs scripts that once failed.
 func TestTwinRegressions(t *testing.T) {
 	for _, c := range []struct{ name, script string }{
+		{"a stream has forgotten what the hand-out settled, once its deadline is past", `
+			create 0 930853 0 0
+			publish 0 3 0 0
+			stream 0 0 0 0
+			credit 0 0 3 0
+			publish 0 3 0 0
+			publish 0 1 0 0
+			propose 0 2 0 0
+			next 0 0 0 0
+			advance 0 213 0 0
+			propose 0 0 0 0
+			next 0 0 0 0
+			numbers 0 0 0 0`},
 		{"a stream settles by number what its clock says has lapsed and the log still holds", `
 			keys 0 0 1 0
 			create 0 2 0 0

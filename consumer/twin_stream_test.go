@@ -188,6 +188,12 @@ func (w *twinWorld) settleNumbers(s *twinStream, op twinOp) {
 				}
 				continue
 			}
+			// What was settled otherwise, and is past its deadline, the stream may have
+			// forgotten.
+			if s.g.tw.ended(t) && errors.As(x.Err, &stale) {
+				delete(s.out, at)
+				continue
+			}
 			w.judgeSettle(s.g, Settlement{Token: t, Action: r.Action, Delay: r.Delay}, x.SettleResult)
 			if x.Err == nil && r.Action != Extend || errors.As(x.Err, &stale) {
 				delete(s.out, at)

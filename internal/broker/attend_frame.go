@@ -33,6 +33,7 @@ func (a *attendant) readable(hs []consumer.Handed, send func([]*strandmqv1.Deliv
 				Fence:     d.Fence,
 				Replayed:  d.Replayed,
 				Number:    h.First + uint64(j),
+				Settled:   d.Settled,
 			})
 			a.meter.delivery(d.Attempt, d.Replayed, d.Message.PublishTime)
 		}
@@ -88,7 +89,7 @@ func (p *packer) one(a *attendant, h *consumer.Handed, from int) int {
 	steps, tries, fences, seen, times := false, false, false, false, false
 	for ; n < len(ds); n++ {
 		d := &ds[n]
-		if d.HandedAt != first.HandedAt || d.Deadline != first.Deadline || n > 0 && !p.build.Fits(d.Message.Record.Size()) {
+		if d.HandedAt != first.HandedAt || d.Deadline != first.Deadline || d.Settled != first.Settled || n > 0 && !p.build.Fits(d.Message.Record.Size()) {
 			break
 		}
 		p.build.Add(d.Message.Record)
@@ -103,7 +104,7 @@ func (p *packer) one(a *attendant, h *consumer.Handed, from int) int {
 	out := &strandmqv1.DeliveryBatch{
 		Partition: a.topic.place[h.Partition], FirstNumber: h.First + uint64(from), Records: p.buf[at:],
 		FirstOffset: uint64(first.Message.Offset), FirstFence: first.Fence,
-		HandedMs: int64(first.HandedAt), DeadlineMs: int64(first.Deadline),
+		HandedMs: int64(first.HandedAt), DeadlineMs: int64(first.Deadline), Settled: first.Settled,
 	}
 	for i := range ds[:n] {
 		d := &ds[i]

@@ -191,6 +191,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 			FirstSeen: timestampOrNil(int64(d.FirstSeen)),
 			Fence:     d.Fence,
 			Replayed:  d.Replayed,
+			Settled:   d.Settled,
 		}
 		meter.delivery(d.Attempt, d.Replayed, d.Message.PublishTime)
 	}

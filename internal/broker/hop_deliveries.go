@@ -72,7 +72,7 @@ func deliveriesTo(ds []consumer.Delivery) []*nodev1.Handed {
 		last.Records = append(last.Records, record.Append(nil, record.Meta{}, []record.Record{d.Message.Record}))
 		last.HandOuts = append(last.HandOuts, &nodev1.HandOut{
 			Offset: uint64(d.Message.Offset), Fence: d.Fence, Ordinal: d.Token.Ordinal, Attempt: d.Attempt, DeadlineMs: int64(d.Deadline),
-			FirstSeenMs: int64(d.FirstSeen), PublishMs: int64(d.Message.PublishTime), Replayed: d.Replayed,
+			FirstSeenMs: int64(d.FirstSeen), PublishMs: int64(d.Message.PublishTime), Replayed: d.Replayed, Settled: d.Settled,
 		})
 	}
 	return out

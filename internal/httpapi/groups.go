@@ -22,6 +22,7 @@ type delivery struct {
 	FirstSeen string `json:"first_seen,omitempty"`
 	Fence     uint64 `json:"fence"`
 	Replayed  bool   `json:"replayed"`
+	Settled   bool   `json:"settled,omitempty"`
 }
 
 // poll waits for deliveries.
@@ -60,7 +61,7 @@ func (a *api) poll(w http.ResponseWriter, r *http.Request) error {
 	for i, d := range res.GetDeliveries() {
 		out.Deliveries[i] = delivery{
 			show(d.GetMessage(), d.GetPartition(), d.GetOffset(), coded), d.GetAttempt(), d.GetToken(), instant(d.GetDeadline()), instant(d.GetFirstSeen()),
-			d.GetFence(), d.GetReplayed(),
+			d.GetFence(), d.GetReplayed(), d.GetSettled(),
 		}
 	}
 	answer(w, http.StatusOK, out)

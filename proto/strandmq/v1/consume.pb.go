@@ -852,7 +852,10 @@ type Delivery struct {
 	// The message was replayed from the group's dead letters.
 	Replayed bool `protobuf:"varint,10,opt,name=replayed,proto3" json:"replayed,omitempty"`
 	// On a Consume stream: the number of the delivery on the stream, from 1.
-	Number        uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"`
+	Number uint64 `protobuf:"varint,11,opt,name=number,proto3" json:"number,omitempty"`
+	// The hand-out settled it, since the group is at-most-once: it does not come
+	// again, does not lapse, and there is nothing to settle or extend.
+	Settled       bool `protobuf:"varint,12,opt,name=settled,proto3" json:"settled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -962,6 +965,13 @@ func (x *Delivery) GetNumber() uint64 {
 		return x.Number
 	}
 	return 0
+}
+
+func (x *Delivery) GetSettled() bool {
+	if x != nil {
+		return x.Settled
+	}
+	return false
 }
 
 // SettleRequest settles deliveries.
@@ -1841,7 +1851,9 @@ type DeliveryBatch struct {
 	// When the broker accepted each message. Empty: the record batch's time.
 	PublishMs []int64 `protobuf:"varint,12,rep,packed,name=publish_ms,json=publishMs,proto3" json:"publish_ms,omitempty"`
 	// Which records, from 0, were replayed from the group's dead letters.
-	Replayed      []uint32 `protobuf:"varint,13,rep,packed,name=replayed,proto3" json:"replayed,omitempty"`
+	Replayed []uint32 `protobuf:"varint,13,rep,packed,name=replayed,proto3" json:"replayed,omitempty"`
+	// The hand-out settled them (see Delivery).
+	Settled       bool `protobuf:"varint,14,opt,name=settled,proto3" json:"settled,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1965,6 +1977,13 @@ func (x *DeliveryBatch) GetReplayed() []uint32 {
 		return x.Replayed
 	}
 	return nil
+}
+
+func (x *DeliveryBatch) GetSettled() bool {
+	if x != nil {
+		return x.Settled
+	}
+	return false
 }
 
 // SettleRunResult is what became of a run of settlements that fared alike.
@@ -2110,7 +2129,7 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"deliveries\x12\x18\n" +
 	"\asession\x18\x02 \x01(\tR\asession\x12\x1f\n" +
 	"\vidle_reason\x18\x03 \x01(\tR\n" +
-	"idleReason\"\xf3\x02\n" +
+	"idleReason\"\x8d\x03\n" +
 	"\bDelivery\x12.\n" +
 	"\amessage\x18\x01 \x01(\v2\x14.strandmq.v1.MessageR\amessage\x12\x14\n" +
 	"\x05topic\x18\x02 \x01(\tR\x05topic\x12\x1c\n" +
@@ -2124,7 +2143,8 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"\x05fence\x18\t \x01(\x04R\x05fence\x12\x1a\n" +
 	"\breplayed\x18\n" +
 	" \x01(\bR\breplayed\x12\x16\n" +
-	"\x06number\x18\v \x01(\x04R\x06number\"\xa8\x01\n" +
+	"\x06number\x18\v \x01(\x04R\x06number\x12\x18\n" +
+	"\asettled\x18\f \x01(\bR\asettled\"\xa8\x01\n" +
 	"\rSettleRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\x12\x16\n" +
@@ -2196,7 +2216,7 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"\abatches\x18\x05 \x03(\v2\x1a.strandmq.v1.DeliveryBatchR\abatches\x126\n" +
 	"\asettled\x18\x06 \x03(\v2\x1c.strandmq.v1.SettleRunResultR\asettled\x12\x1f\n" +
 	"\vidle_reason\x18\a \x01(\tR\n" +
-	"idleReason\"\xa2\x03\n" +
+	"idleReason\"\xbc\x03\n" +
 	"\rDeliveryBatch\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12!\n" +
 	"\ffirst_number\x18\x02 \x01(\x04R\vfirstNumber\x12\x18\n" +
@@ -2214,7 +2234,8 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"\rfirst_seen_ms\x18\v \x03(\x03R\vfirstSeenMs\x12\x1d\n" +
 	"\n" +
 	"publish_ms\x18\f \x03(\x03R\tpublishMs\x12\x1a\n" +
-	"\breplayed\x18\r \x03(\rR\breplayed\"\xc8\x01\n" +
+	"\breplayed\x18\r \x03(\rR\breplayed\x12\x18\n" +
+	"\asettled\x18\x0e \x01(\bR\asettled\"\xc8\x01\n" +
 	"\x0fSettleRunResult\x12\x14\n" +
 	"\x05first\x18\x01 \x01(\x04R\x05first\x12\x12\n" +
 	"\x04last\x18\x02 \x01(\x04R\x04last\x12.\n" +

@@ -102,7 +102,8 @@ export type ReadPlace = Message<"strandmq.v1.ReadPlace"> & {
   partition: number;
 
   /**
-   * The offset of the next message to read.
+   * The offset of the next message to read. One beyond the end is refused: it is of
+   * another topic, such as one that was made anew under the name.
    *
    * @generated from field: uint64 offset = 2;
    */
