@@ -41,7 +41,8 @@ type batch struct {
 	partition uint32
 	bytes     []byte
 	wait      []waiting
-	epoch     int // of its numbering
+	epoch     int  // of its numbering
+	tried     bool // it was sent, on this stream or one before
 	answered  bool
 }
 
@@ -87,7 +88,8 @@ func (a *answered) each() {
 // The queue is in the order of sending. A batch stays in it, under the same
 // sequence, until its answer is known; a new stream begins with all of them. So
 // the order of a key is kept, and what was stored without our hearing of it is
-// not stored again.
+// not stored again. The table of a topic that was made anew is turned to between
+// two streams: see turn.
 type outbox struct {
 	topic    string
 	producer string
@@ -97,15 +99,18 @@ type outbox struct {
 	heaps    []heap
 	parts    []numbering
 
-	turn   uint64 // of keyless messages
-	loose  int    // the partition that they go to now
-	queue  []*batch
-	next   int // of queue: the first that was not sent on this stream
-	last   uint64
-	sent   map[uint64]*batch // by number
-	stuck  bool              // something was refused for now: the broker ends the stream
-	redo   bool              // batches were numbered anew: a new stream has to begin
-	gather int               // messages in heaps
+	rotation uint64 // of keyless messages
+	loose    int    // the partition that they go to now
+	queue    []*batch
+	next     int // of queue: the first that was not sent on this stream
+	last     uint64
+	sent     map[uint64]*batch // by number
+	stuck    bool              // something was refused for now: the broker ends the stream
+	redo     bool              // batches were numbered anew, or are to be: a new stream has to begin
+	gather   int               // messages in heaps
+
+	anew     *router.Table // the next stream goes by it; nil: by the present one
+	anewBody int           // its topic's maxBody
 }
 
 // route takes the topic's routing table.
@@ -126,8 +131,8 @@ func (o *outbox) put(r *record.Record, w waiting) error {
 			o.loose = 0
 		}
 		n = o.loose
-		o.turn++
-		r.KeyHash = o.table.Loose(n, o.turn)
+		o.rotation++
+		r.KeyHash = o.table.Loose(n, o.rotation)
 	}
 	h := &o.heaps[n]
 	if k := len(h.piles); k == 0 || h.piles[k-1].recs.Len() >= record.MaxBatchRecords || h.piles[k-1].recs.Bytes()+recordSize(r) > o.most {
@@ -211,19 +216,27 @@ func (o *outbox) add(b *batch) {
 	o.queue = append(o.queue, b)
 }
 
-// reopen begins a stream.
-func (o *outbox) reopen() {
+// reopen begins a stream. What another table's topic does not take comes back, refused.
+// No portion is out.
+func (o *outbox) reopen() (out []answered) {
+	if o.anew != nil {
+		out = o.turn()
+	}
 	o.queue = slices.DeleteFunc(o.queue, func(b *batch) bool { return b.answered })
 	o.next, o.last, o.stuck, o.redo = 0, 0, false, false
 	o.sent = make(map[uint64]*batch)
 	for i := range o.parts {
 		o.parts[i].flying = 0
 	}
+	return out
 }
+
+// holds tells whether nothing may be sent on this stream any more.
+func (o *outbox) holds() bool { return o.stuck || o.redo || o.anew != nil }
 
 // frame gives the next batches to send; nil: there are none.
 func (o *outbox) frame() *strandmqv1.PublishStreamRequest {
-	if o.stuck || o.redo {
+	if o.holds() {
 		return nil
 	}
 	var f *strandmqv1.PublishStreamRequest
@@ -242,7 +255,7 @@ func (o *outbox) frame() *strandmqv1.PublishStreamRequest {
 			out.Topic = o.topic
 		}
 		o.last++
-		o.sent[o.last] = b
+		o.sent[o.last], b.tried = b, true
 		if f == nil {
 			f = &strandmqv1.PublishStreamRequest{}
 		}
@@ -254,19 +267,32 @@ func (o *outbox) frame() *strandmqv1.PublishStreamRequest {
 
 // answer takes the answer for one batch. What has its final answer comes back;
 // a batch that was refused for now keeps its place, and is sent again on the next
-// stream. An error means that the broker does not keep to the protocol.
+// stream. An error ends the stream: another one begins if it passes; otherwise the
+// broker does not keep to the protocol.
 func (o *outbox) answer(a *strandmqv1.PublishBatchResult) ([]answered, error) {
 	b := o.sent[a.GetBatch()]
 	if b == nil {
 		return nil, &Error{Message: fmt.Sprintf("the broker answered batch %d, which waits for no answer", a.GetBatch())}
 	}
 	delete(o.sent, a.GetBatch())
+	if err := o.look(a); err != nil {
+		return nil, err
+	}
+	out, err := o.judge(b, a)
+	if o.anew != nil && len(o.sent) == 0 {
+		o.redo = true // all is told that this stream had to tell
+	}
+	return out, err
+}
+
+// judge is answer for a batch.
+func (o *outbox) judge(b *batch, a *strandmqv1.PublishBatchResult) ([]answered, error) {
 	if run := a.GetRun(); run != nil && int(run.GetCount()) == len(b.wait) {
 		o.drop(b)
 		return []answered{{wait: b.wait, receipt: Receipt{Partition: run.GetPartition(), Offset: run.GetFirstOffset()}}}, nil
 	}
 	if p := a.GetProblem(); p != nil {
-		return o.refuse(b, p), nil
+		return o.refuse(b, p)
 	}
 	if len(a.GetResults()) != len(b.wait) {
 		return nil, &Error{Message: fmt.Sprintf("the broker answered for %d messages of %d", len(a.GetResults()), len(b.wait))}
@@ -279,8 +305,8 @@ func (o *outbox) answer(a *strandmqv1.PublishBatchResult) ([]answered, error) {
 			out[i].receipt = Receipt{Partition: r.GetReceipt().GetPartition(), Offset: r.GetReceipt().GetOffset(), Duplicate: r.GetReceipt().GetDuplicate()}
 			continue
 		}
-		if p.GetReason() == "SEQUENCE_GAP" || passing(p) {
-			return o.refuse(b, p), nil
+		if p.GetReason() == "SEQUENCE_GAP" || p.GetReason() == "UNKNOWN_PARTITION" || passing(p) {
+			return o.refuse(b, p)
 		}
 		out[i].err = refused(p, false)
 	}
@@ -300,12 +326,19 @@ func passing(p *strandmqv1.Problem) bool {
 }
 
 // refuse judges a batch of which nothing, or not all, was stored.
-func (o *outbox) refuse(b *batch, p *strandmqv1.Problem) []answered {
+func (o *outbox) refuse(b *batch, p *strandmqv1.Problem) ([]answered, error) {
+	reason := p.GetReason()
 	switch {
 	case passing(p):
 		o.stuck = true
-		return nil
-	case p.GetReason() == "SEQUENCE_GAP":
+		return nil, nil
+	case reason == "UNKNOWN_PARTITION":
+		// Its topic went after the broker had looked for it. What the name means now,
+		// nothing or another topic, the next stream tells.
+		return nil, refused(p, true)
+	case o.anew != nil && (reason == "SEQUENCE_GAP" || reason == string(ErrStaleRoute)):
+		return nil, nil // it goes by the other table
+	case reason == "SEQUENCE_GAP":
 		// One before it was refused, and is sent again or given up: its fate
 		// decides. If there is none, the broker has forgotten the producer, since
 		// all that it stored has been removed: another one begins.
@@ -313,52 +346,15 @@ func (o *outbox) refuse(b *batch, p *strandmqv1.Problem) []answered {
 			o.renumber(b)
 		}
 		o.stuck = true
-		return nil
-	case p.GetReason() == string(ErrStaleRoute):
-		return o.giveUp(refused(p, false))
+		return nil, nil
 	}
 	// Of what comes behind it in the partition nothing is stored, since it leaves
 	// a gap.
 	o.drop(b)
-	o.renumber(b)
-	return []answered{{wait: b.wait, err: refused(p, false)}}
-}
-
-// giveUp answers all that was sent: its topic is gone, and another of that name
-// has taken its place. What was not sent yet goes there.
-func (o *outbox) giveUp(err error) (out []answered) {
-	for _, b := range o.queue {
-		if !b.answered {
-			out = append(out, answered{wait: b.wait, err: err})
-		}
-		b.answered = true
+	if o.anew == nil {
+		o.renumber(b)
 	}
-	for i := range o.parts {
-		o.parts[i].begin()
-		o.parts[i].flying = 0
-	}
-	o.redo = true
-	return out
-}
-
-// reroute sorts what was not sent by another table.
-func (o *outbox) reroute(t *router.Table, maxBody int) (out []answered) {
-	old := o.heaps
-	o.heaps, o.gather = nil, 0
-	o.route(t, maxBody)
-	for _, h := range old {
-		for _, p := range h.piles {
-			i := 0
-			p.recs.Each(func(raw record.Raw) {
-				r := raw.Record()
-				if err := o.put(&r, p.wait[i]); err != nil {
-					out = append(out, answered{wait: p.wait[i : i+1], err: err})
-				}
-				i++
-			})
-		}
-	}
-	return out
+	return []answered{{wait: b.wait, err: refused(p, false)}}, nil
 }
 
 // first is the first batch of a partition that has no answer.

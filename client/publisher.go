@@ -105,8 +105,8 @@ func (c *Client) Publisher(ctx context.Context, topic string, opts ...PublisherO
 	if err != nil {
 		return nil, err
 	}
-	p.out.turn = rand.Uint64() // publishers begin on different partitions
-	p.out.loose = int(p.out.turn % uint64(table.Len()))
+	p.out.rotation = rand.Uint64() // publishers begin on different partitions
+	p.out.loose = int(p.out.rotation % uint64(table.Len()))
 	p.out.route(table, int(r.GetMaxBodyBytes()))
 	if err := c.begin(); err != nil {
 		return nil, err
@@ -325,11 +325,17 @@ type publishStream interface {
 }
 
 // stream serves one stream to its end: nil when another one has to begin, with
-// batches that were numbered anew. It tells how many answers came.
+// batches that were numbered anew, or by another table. It tells how many answers came.
 func (p *Publisher) stream(n *node) (answers int, err error) {
 	p.mu.Lock()
-	p.out.reopen()
+	before := p.out.table
+	done := p.out.reopen()
+	anew := p.out.table != before
 	p.mu.Unlock()
+	if anew {
+		p.c.log.Warn("the topic was made anew; what has no answer is sent to the new one", "topic", p.out.topic)
+	}
+	p.tell(done)
 	first := p.next(p.ctx) // a stream begins with its first frame
 	if first == nil {
 		return 0, nil
@@ -393,14 +399,6 @@ func (p *Publisher) take(res *strandmqv1.PublishStreamResponse) (done []answered
 			break
 		}
 		done = append(done, out...)
-		if a.GetRoute() != nil {
-			table, bad := tableOf(a.GetRoute())
-			if bad != nil {
-				err = bad
-				break
-			}
-			done = append(done, p.out.reroute(table, int(a.GetRoute().GetMaxBodyBytes()))...)
-		}
 		if p.out.redo {
 			break // the next stream tells the rest
 		}
@@ -443,7 +441,7 @@ func (p *Publisher) next(ctx context.Context) *strandmqv1.PublishStreamRequest {
 		}
 		var portions []portion
 		wait := time.Hour
-		if p.out.gather > 0 && !p.out.stuck && !p.out.redo {
+		if p.out.gather > 0 && !p.out.holds() {
 			if wait = p.linger - time.Since(p.since); wait <= 0 || p.flushing > 0 || len(p.out.sent) == 0 || p.out.full() {
 				portions = p.out.take()
 				p.since = time.Now()

@@ -434,10 +434,7 @@ func (a *attendant) ended(err error) ending {
 	if a.left.Load() {
 		return ending{nil, false}
 	}
-	if g, ok := a.b.coord.View().GroupByID(coordinator.GroupID(a.group)); !ok || g.Phase == coordinator.Deleting {
-		err = errGroupGone()
-	}
-	return ending{err, true}
+	return ending{a.b.ended(a.topic, coordinator.GroupID(a.group), err), true}
 }
 
 // assign looks at the member's present shares and asks their partitions.
