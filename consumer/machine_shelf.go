@@ -42,10 +42,11 @@ func (g *group) relieve(k int32) {
 	}
 }
 
-// settleIn looks after a message that came to wait: it goes where it belongs.
+// settleIn looks after a message that came to wait, or is out: it goes where it belongs.
 func (g *group) settleIn(i int32) {
 	k := g.entries[i].key
 	switch {
+	case g.entries[i].at == inFlight: // that is with whoever has it
 	case k == none:
 		if g.over() {
 			g.shelveOne(i)

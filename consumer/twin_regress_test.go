@@ -5,6 +5,19 @@ import "testing"
 // TestTwinRegressions runs scripts that once failed.
 func TestTwinRegressions(t *testing.T) {
 	for _, c := range []struct{ name, script string }{
+		{"the queues of a group without order are built anew, while something is out and memory is full", `
+			keys 0 0 0 2
+			create 0 0 0 0
+			stream 0 0 0 0
+			propose 0 1 0 0
+			publish 0 0 0 0
+			policy 0 4 3 4
+			publish 0 0 0 0
+			credit 0 0 0 0
+			stream 0 1 239 0
+			rogue 0 3 0 0
+			credit 0 0 0 0
+			policy 0 0 0 239`},
 		{"a stream has forgotten what the hand-out settled, once its deadline is past", `
 			create 0 930853 0 0
 			publish 0 3 0 0
