@@ -31,6 +31,7 @@ const (
 	ErrBodyTooLarge    = Reason("BODY_TOO_LARGE")
 	ErrIDReused        = Reason("ID_REUSED")
 	ErrSequenceExpired = Reason("SEQUENCE_EXPIRED")
+	ErrTopicReplaced   = Reason("TOPIC_REPLACED")
 	ErrStaleRoute      = Reason("STALE_ROUTE")
 	ErrStaleDelivery   = Reason("STALE_DELIVERY")
 	ErrSessionEnded    = Reason("SESSION_ENDED")

@@ -71,6 +71,19 @@ func TestRead(t *testing.T) {
 	if page := <-came; len(page.Messages) != 1 || page.Messages[0].Key != "bob" || page.Next != 4 {
 		t.Errorf("what came: %+v", page)
 	}
+	page, err := b.Client.Read(within(t), client.Place{Topic: "orders"}, 1, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	on := client.Place{Topic: "orders", Offset: page.Next, Incarnation: page.Incarnation}
+	if page, err := b.Client.Read(within(t), on, 1, 0); err != nil || page.Messages[0].Offset != 1 {
+		t.Errorf("in the same topic: %+v, %v", page, err)
+	}
+	anew(t, b, "orders", 1)
+	publishes(t, b.Client, "orders", 5, 1)
+	if _, err := b.Client.Read(within(t), on, 1, 0); !errors.Is(err, client.ErrTopicReplaced) {
+		t.Errorf("of a topic that was made anew: %v", err)
+	}
 	for at, reason := range map[client.Place]client.Reason{
 		{Topic: "nothing"}:              client.ErrUnknownTopic,
 		{Topic: "orders", Partition: 7}: "UNKNOWN_PARTITION",

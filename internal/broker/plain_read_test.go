@@ -256,7 +256,7 @@ func TestPlainRead(t *testing.T) {
 		p.do("GET", messages+query, "", "").ok(200, &out)
 		return out
 	}
-	if empty := page("?from=earliest"); len(empty.Messages) != 0 || empty.Next != "0:0,1:0" {
+	if empty := page("?from=earliest"); len(empty.Messages) != 0 || !strings.HasPrefix(empty.Next, "0:0,1:0~") {
 		t.Fatalf("an empty topic: %+v", empty)
 	}
 	want := map[string]bool{}
@@ -549,12 +549,34 @@ func TestPlainEventsOfAnotherTopic(t *testing.T) {
 	l := p.listen(ctx(t), messages+"?from=earliest")
 	l.message()
 	p.do("DELETE", "/v1/topics/t?confirm=t", "", "").ok(204, nil)
+	if e, err := l.next(); err != nil || e.kind != "problem" || !strings.Contains(e.data, "UNKNOWN_TOPIC") {
+		t.Fatalf("the topic is gone: %+v, %v", e, err)
+	}
 	create("1")
-	if got := events("", l.id).refused(400, "OFFSET_BEYOND_END"); got.Field != "from" || !strings.Contains(got.Detail, "made anew") {
+	if got := events("", "0:1").refused(400, "OFFSET_BEYOND_END"); got.Field != "from" || !strings.Contains(got.Detail, "made anew") {
 		t.Fatalf("a place of the former topic: %+v", got)
+	}
+	// Where the new one has grown as far, what it begins with would be passed over.
+	p.do("POST", messages, ndlines, strings.Repeat(`{"value":"y"}`+"\n", 5)).ok(200, nil)
+	for _, accept := range []string{asJSON, ndlines, "text/event-stream"} {
+		got := p.do("GET", messages+"?from="+l.id, "", "", "Accept", accept).refused(409, "TOPIC_REPLACED")
+		if got.Field != "from" || !strings.Contains(got.Detail, "earliest") {
+			t.Errorf("%s: %+v", accept, got)
+		}
+	}
+	events("", l.id).refused(409, "TOPIC_REPLACED")
+	var page plainPage
+	p.do("GET", messages+"?from=0:3", "", "").ok(200, &page) // written by hand
+	p.do("GET", messages+"?from="+page.Next, "", "").ok(200, &page)
+	if strings.Contains(page.Next, l.id[strings.Index(l.id, "~"):]) {
+		t.Errorf("two topics have places of one kind: %s, %s", l.id, page.Next)
 	}
 	p.do("DELETE", "/v1/topics/t?confirm=t", "", "").ok(204, nil)
 	create("3")
+	events("", page.Next).refused(409, "TOPIC_REPLACED")
+	for _, mark := range []string{"~", "~0", "~-", "~zzzzzzzzzzzzzz"} {
+		events("", "0:0,1:0,2:0"+mark).refused(400, "BAD_VALUE")
+	}
 	for _, c := range [][2]string{{"", "0:0"}, {"", "0:0,1:0"}, {"?partition=1", "0:0"}, {"?partition=1", "0:0,1:0"}, {"?from=0:0,1:0", "1:0"}, {"", "0:x"}} {
 		if got := events(c[0], c[1]).refused(400, "BAD_VALUE"); got.Field != "Last-Event-ID" {
 			t.Errorf("%s with id %s: %+v", c[0], c[1], got)

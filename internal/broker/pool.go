@@ -55,13 +55,13 @@ func (b *Broker) plainStream() (httpapi.Memory, error) {
 	return plainMemory{h}, nil
 }
 
-// plainPartitions tells the plain HTTP API how many partitions a topic has.
-func (b *Broker) plainPartitions(name string) (int, error) {
+// plainTopic tells the plain HTTP API how many partitions a topic has, and its incarnation.
+func (b *Broker) plainTopic(name string) (partitions int, incarnation uint64, err error) {
 	t, err := b.topic(name)
 	if err != nil {
-		return 0, wireError(b.explain(err))
+		return 0, 0, wireError(b.explain(err))
 	}
-	return len(t.Partitions), nil
+	return len(t.Partitions), t.Seed, nil
 }
 
 // plainMemory is a holding as the plain HTTP API asks for it.

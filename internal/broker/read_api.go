@@ -36,7 +36,10 @@ func (a readAPI) Read(ctx context.Context, req *strandmqv1.ReadRequest) (*strand
 	if err != nil {
 		return nil, err
 	}
-	r := &reading{b: a.b, t: t, req: req, res: &strandmqv1.ReadResponse{}}
+	if asked := req.GetIncarnation(); asked != 0 && asked != t.Seed {
+		return nil, replaced()
+	}
+	r := &reading{b: a.b, t: t, req: req, res: &strandmqv1.ReadResponse{Incarnation: t.Seed}}
 	if err := r.start(ctx); err != nil {
 		return nil, err
 	}
@@ -70,14 +73,23 @@ func (a readAPI) Read(ctx context.Context, req *strandmqv1.ReadRequest) (*strand
 		if now, err := a.b.topic(req.GetTopic()); err != nil {
 			return nil, err
 		} else if now.ID != t.ID {
-			return nil, refuse("UNKNOWN_TOPIC", "topic", "the topic was deleted, and another one has its name")
+			return nil, replaced()
 		}
 	}
+}
+
+// replaced is that a place is of a topic that is gone. Its seed, which is random, tells
+// one from another.
+func replaced() error {
+	return refuse("TOPIC_REPLACED", "places", "the topic was deleted, and another one has its name: begin again without a place, with earliest or latest")
 }
 
 func checkRead(req *strandmqv1.ReadRequest) error {
 	if n := req.GetMaxMessages(); n > maxReceive {
 		return refuse("BAD_VALUE", "max_messages", "%d is too many: ask for 1 to %d", n, maxReceive)
+	}
+	if req.GetIncarnation() != 0 && len(req.GetPlaces()) == 0 {
+		return refuse("BAD_VALUE", "incarnation", "an incarnation is of the places that it came with: give both, or leave it out")
 	}
 	if w := req.GetWaitMs(); w < 0 || w > maxWait.Milliseconds() {
 		return refuse("BAD_VALUE", "wait_ms", "%d is not 0 to %d: ask again instead of waiting longer", w, maxWait.Milliseconds())

@@ -80,7 +80,7 @@ func (b *Broker) routes() http.Handler {
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, other...))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, other...))
 
-	mux.Handle(httpapi.Prefix, httpapi.New(httpapi.Config{Calls: mux, Row: rowFor, Rejected: b.metrics.rejected, Panicked: b.panicked, WriteTime: b.cfg.TransferTime, Partitions: b.plainPartitions, Stream: b.plainStream}))
+	mux.Handle(httpapi.Prefix, httpapi.New(httpapi.Config{Calls: mux, Row: rowFor, Rejected: b.metrics.rejected, Panicked: b.panicked, WriteTime: b.cfg.TransferTime, Topic: b.plainTopic, Stream: b.plainStream}))
 
 	mux.Handle("GET /metrics", b.metrics.handler(b.collect))
 	b.probes(mux)

@@ -29,8 +29,8 @@ type Config struct {
 	// WriteTime is how long a caller may take over an answer, or a part of one
 	// that is a stream.
 	WriteTime time.Duration
-	// Partitions tells how many a topic has.
-	Partitions func(topic string) (int, error)
+	// Topic tells how many partitions a topic has, and its incarnation.
+	Topic func(name string) (partitions int, incarnation uint64, err error)
 	// Stream makes room for one more stream, or refuses it.
 	Stream func() (Memory, error)
 }

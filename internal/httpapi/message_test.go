@@ -96,20 +96,21 @@ func FuzzDecoded(f *testing.F) {
 
 // A place is written as it is read.
 func FuzzPlaces(f *testing.F) {
-	for _, seed := range []string{"0:0", "0:17,1:4", ":", "0:", "1:9223372036854775807", "4294967296:1", "0:1,", "0x1:1"} {
+	for _, seed := range []string{"0:0", "0:17,1:4", ":", "0:", "1:9223372036854775807", "4294967296:1", "0:1,", "0x1:1", "0:1~k3x9", "0:1~", "0:1~0", "0:1~zzzzzzzzzzzzzz"} {
 		f.Add(seed)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		list, err := parsePlaces("from", text)
+		list, mark, err := parsePlaces("from", text)
 		if err != nil {
 			if problemOf(err).reason != "BAD_VALUE" {
 				t.Fatal(err)
 			}
 			return
 		}
-		again, err := parsePlaces("from", places(list))
-		if err != nil || len(again) != len(list) || places(again) != places(list) || !isPlaces(places(list)) {
-			t.Fatalf("%q is %v, and back %v: %v", text, list, again, err)
+		written := places(list, mark)
+		again, same, err := parsePlaces("from", written)
+		if err != nil || len(again) != len(list) || same != mark || places(again, same) != written || !isPlaces(written) {
+			t.Fatalf("%q is %v of %d, and back %v of %d: %v", text, list, mark, again, same, err)
 		}
 	})
 }

@@ -9,11 +9,12 @@ import (
 )
 
 // A place to go on from is, for each partition that is read, the offset of the next
-// message: 0:17,1:4. It is what "next" says, what the id of an event is, and what
-// "from" takes.
+// message, and behind a ~ the topic's incarnation: 0:17,1:4~k3x9. It is what "next"
+// says, what the id of an event is, and what "from" takes. Whoever writes one by hand
+// may leave the incarnation out, and reads whatever topic has the name.
 
 // places writes one.
-func places(list []*strandmqv1.ReadPlace) string {
+func places(list []*strandmqv1.ReadPlace, incarnation uint64) string {
 	var b strings.Builder
 	for i, p := range list {
 		if i > 0 {
@@ -23,6 +24,10 @@ func places(list []*strandmqv1.ReadPlace) string {
 		b.WriteByte(':')
 		b.WriteString(strconv.FormatUint(p.GetOffset(), 10))
 	}
+	if incarnation != 0 {
+		b.WriteByte('~')
+		b.WriteString(strconv.FormatUint(incarnation, 36))
+	}
 	return b.String()
 }
 
@@ -30,16 +35,21 @@ func places(list []*strandmqv1.ReadPlace) string {
 func isPlaces(text string) bool { return strings.Contains(text, ":") && !strings.HasPrefix(text, "@") }
 
 // parsePlaces reads one.
-func parsePlaces(field, text string) ([]*strandmqv1.ReadPlace, error) {
-	var out []*strandmqv1.ReadPlace
+func parsePlaces(field, text string) (out []*strandmqv1.ReadPlace, incarnation uint64, err error) {
+	text, mark, marked := strings.Cut(text, "~")
+	if marked {
+		if incarnation, err = strconv.ParseUint(mark, 36, 64); err != nil || incarnation == 0 {
+			return nil, 0, refuse("BAD_VALUE", field, "%s, behind the ~, is no topic's: send the place as it came, or without the ~ and what is behind it", plain.Quote(plain.Short(mark, 100)))
+		}
+	}
 	for one := range strings.SplitSeq(text, ",") {
 		number, offset, _ := strings.Cut(one, ":")
 		n, bad := strconv.ParseUint(number, 10, 32)
 		o, worse := strconv.ParseUint(offset, 10, 63)
 		if bad != nil || worse != nil {
-			return nil, refuse("BAD_VALUE", field, "%s is no place to go on from: it is partition:offset, for several partitions with commas between, such as 0:17,1:4", plain.Quote(plain.Short(text, 100)))
+			return nil, 0, refuse("BAD_VALUE", field, "%s is no place to go on from: it is partition:offset, for several partitions with commas between, such as 0:17,1:4", plain.Quote(plain.Short(text, 100)))
 		}
 		out = append(out, &strandmqv1.ReadPlace{Partition: uint32(n), Offset: o})
 	}
-	return out, nil
+	return out, incarnation, nil
 }

@@ -89,7 +89,7 @@ func (a *api) read(w http.ResponseWriter, r *http.Request) error {
 // sameStream refuses an event's id that names other partitions than the stream reads:
 // those that are missing would be passed over.
 func (a *api) sameStream(topic, id, from string, partitions []string) error {
-	places, err := parsePlaces("Last-Event-ID", id)
+	places, incarnation, err := parsePlaces("Last-Event-ID", id)
 	if err != nil {
 		return err
 	}
@@ -105,11 +105,14 @@ func (a *api) sameStream(topic, id, from string, partitions []string) error {
 	for _, p := range req.GetPlaces() {
 		reads = append(reads, p.GetPartition())
 	}
+	n, now, err := a.cfg.Topic(topic)
+	if err != nil {
+		return err
+	}
+	if incarnation != 0 && incarnation != now {
+		return nil // whoever reads is refused for that
+	}
 	if len(reads) == 0 {
-		n, err := a.cfg.Partitions(topic)
-		if err != nil {
-			return err
-		}
 		for i := range n {
 			reads = append(reads, uint32(i))
 		}
@@ -167,7 +170,7 @@ func whence(req *strandmqv1.ReadRequest, field, from string, has bool, partition
 			return refuse("BAD_REQUEST", "partition", "the place in from says which partitions are read: leave partition out")
 		}
 		req.Partitions = nil
-		req.Places, err = parsePlaces(field, from)
+		req.Places, req.Incarnation, err = parsePlaces(field, from)
 	case has:
 		req.Start, err = position(field, from)
 	}
@@ -187,7 +190,7 @@ func (a *api) readSome(w http.ResponseWriter, r *http.Request, req *strandmqv1.R
 		Next     string    `json:"next"`
 		Lost     []gap     `json:"lost,omitempty"`
 		LeftOut  []leftOut `json:"left_out,omitempty"`
-	}{make([]shown, len(res.GetMessages())), places(res.GetNext()), gaps(res.GetGaps()), a.leftOut(res.GetLeftOut())}
+	}{make([]shown, len(res.GetMessages())), places(res.GetNext(), res.GetIncarnation()), gaps(res.GetGaps()), a.leftOut(res.GetLeftOut())}
 	for i, m := range res.GetMessages() {
 		out.Messages[i] = show(m.GetMessage(), m.GetPartition(), m.GetOffset(), coded)
 	}
@@ -201,7 +204,7 @@ func asked(err error) error {
 	switch p.field {
 	case "max":
 		p.field = "limit"
-	case "start", "start.offset", "places":
+	case "start", "start.offset", "places", "incarnation":
 		p.field = "from"
 	case "partitions":
 		p.field = "partition"

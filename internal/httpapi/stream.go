@@ -106,7 +106,7 @@ func (s *stream) run() error {
 
 // goOn has the next Read begin where the last one ended.
 func (s *stream) goOn(res *strandmqv1.ReadResponse, wait int64) {
-	s.req.Start, s.req.Partitions, s.req.Places, s.req.WaitMs = nil, nil, res.GetNext(), wait
+	s.req.Start, s.req.Partitions, s.req.Places, s.req.Incarnation, s.req.WaitMs = nil, nil, res.GetNext(), res.GetIncarnation(), wait
 	s.left -= int64(len(res.GetMessages()))
 }
 
@@ -191,7 +191,7 @@ func (s *stream) begin(res *strandmqv1.ReadResponse) error {
 		}
 		first[i] = at
 	}
-	return s.put([]byte("retry: 1000\nid: " + places(first) + "\n\n"))
+	return s.put([]byte("retry: 1000\nid: " + places(first, res.GetIncarnation()) + "\n\n"))
 }
 
 // send sends what one Read gave.
@@ -222,7 +222,7 @@ func (s *stream) send(res *strandmqv1.ReadResponse) error {
 		id := ""
 		if s.events {
 			of[m.GetPartition()].Offset = m.GetOffset() + 1
-			id = places(at)
+			id = places(at, res.GetIncarnation())
 		}
 		out = s.line(out, "", id, show(m.GetMessage(), m.GetPartition(), m.GetOffset(), s.coded))
 	}

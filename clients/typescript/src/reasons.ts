@@ -38,6 +38,7 @@ export const brokerReasons = [
   "REPLAYING",
   "REPLAY_LIMIT",
   "OFFSET_BEYOND_END",
+  "TOPIC_REPLACED",
   "OFFSET_EXPIRED",
   "LIMIT_REACHED",
   "REPLICATION",

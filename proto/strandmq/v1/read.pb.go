@@ -41,7 +41,11 @@ type ReadRequest struct {
 	// 0: answer at once.
 	WaitMs int64 `protobuf:"varint,7,opt,name=wait_ms,json=waitMs,proto3" json:"wait_ms,omitempty"`
 	// How to write bodies.
-	BodyFormat    BodyFormat `protobuf:"varint,8,opt,name=body_format,json=bodyFormat,proto3,enum=strandmq.v1.BodyFormat" json:"body_format,omitempty"`
+	BodyFormat BodyFormat `protobuf:"varint,8,opt,name=body_format,json=bodyFormat,proto3,enum=strandmq.v1.BodyFormat" json:"body_format,omitempty"`
+	// With places: what the answer that they come from said. If the topic was deleted
+	// since and another one has its name, the call is refused: TOPIC_REPLACED. 0: read
+	// whatever topic has the name.
+	Incarnation   uint64 `protobuf:"fixed64,9,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -132,6 +136,13 @@ func (x *ReadRequest) GetBodyFormat() BodyFormat {
 	return BodyFormat_BODY_FORMAT_UNSPECIFIED
 }
 
+func (x *ReadRequest) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
+}
+
 // ReadPlace is a place in a partition.
 type ReadPlace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -198,7 +209,9 @@ type ReadResponse struct {
 	// What was to be read and is not kept any more, before the messages.
 	Gaps []*ReadGap `protobuf:"bytes,3,rep,name=gaps,proto3" json:"gaps,omitempty"`
 	// Partitions that stopped.
-	LeftOut       []*LeftOut `protobuf:"bytes,4,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	LeftOut []*LeftOut `protobuf:"bytes,4,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
+	// Tells the topic from others of its name, before and after.
+	Incarnation   uint64 `protobuf:"fixed64,5,opt,name=incarnation,proto3" json:"incarnation,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -259,6 +272,13 @@ func (x *ReadResponse) GetLeftOut() []*LeftOut {
 		return x.LeftOut
 	}
 	return nil
+}
+
+func (x *ReadResponse) GetIncarnation() uint64 {
+	if x != nil {
+		return x.Incarnation
+	}
+	return 0
 }
 
 // ReadMessage is a message and where it stands.
@@ -393,7 +413,7 @@ var File_strandmq_v1_read_proto protoreflect.FileDescriptor
 
 const file_strandmq_v1_read_proto_rawDesc = "" +
 	"\n" +
-	"\x16strandmq/v1/read.proto\x12\vstrandmq.v1\x1a\x17strandmq/v1/admin.proto\x1a\x19strandmq/v1/message.proto\"\xb8\x02\n" +
+	"\x16strandmq/v1/read.proto\x12\vstrandmq.v1\x1a\x17strandmq/v1/admin.proto\x1a\x19strandmq/v1/message.proto\"\xda\x02\n" +
 	"\vReadRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12.\n" +
 	"\x06places\x18\x02 \x03(\v2\x16.strandmq.v1.ReadPlaceR\x06places\x120\n" +
@@ -405,15 +425,17 @@ const file_strandmq_v1_read_proto_rawDesc = "" +
 	"\tmax_bytes\x18\x06 \x01(\rR\bmaxBytes\x12\x17\n" +
 	"\await_ms\x18\a \x01(\x03R\x06waitMs\x128\n" +
 	"\vbody_format\x18\b \x01(\x0e2\x17.strandmq.v1.BodyFormatR\n" +
-	"bodyFormat\"A\n" +
+	"bodyFormat\x12 \n" +
+	"\vincarnation\x18\t \x01(\x06R\vincarnation\"A\n" +
 	"\tReadPlace\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xcb\x01\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\xed\x01\n" +
 	"\fReadResponse\x124\n" +
 	"\bmessages\x18\x01 \x03(\v2\x18.strandmq.v1.ReadMessageR\bmessages\x12*\n" +
 	"\x04next\x18\x02 \x03(\v2\x16.strandmq.v1.ReadPlaceR\x04next\x12(\n" +
 	"\x04gaps\x18\x03 \x03(\v2\x14.strandmq.v1.ReadGapR\x04gaps\x12/\n" +
-	"\bleft_out\x18\x04 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"s\n" +
+	"\bleft_out\x18\x04 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\x12 \n" +
+	"\vincarnation\x18\x05 \x01(\x06R\vincarnation\"s\n" +
 	"\vReadMessage\x12.\n" +
 	"\amessage\x18\x01 \x01(\v2\x14.strandmq.v1.MessageR\amessage\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x16\n" +

@@ -14,7 +14,7 @@ import type { Message } from "@bufbuild/protobuf";
  * Describes the file strandmq/v1/read.proto.
  */
 export const file_strandmq_v1_read: GenFile = /*@__PURE__*/
-  fileDesc("ChZzdHJhbmRtcS92MS9yZWFkLnByb3RvEgtzdHJhbmRtcS52MSLrAQoLUmVhZFJlcXVlc3QSDQoFdG9waWMYASABKAkSJgoGcGxhY2VzGAIgAygLMhYuc3RyYW5kbXEudjEuUmVhZFBsYWNlEikKBXN0YXJ0GAMgASgLMhouc3RyYW5kbXEudjEuU3RhcnRQb3NpdGlvbhISCgpwYXJ0aXRpb25zGAQgAygNEhQKDG1heF9tZXNzYWdlcxgFIAEoDRIRCgltYXhfYnl0ZXMYBiABKA0SDwoHd2FpdF9tcxgHIAEoAxIsCgtib2R5X2Zvcm1hdBgIIAEoDjIXLnN0cmFuZG1xLnYxLkJvZHlGb3JtYXQiLgoJUmVhZFBsYWNlEhEKCXBhcnRpdGlvbhgBIAEoDRIOCgZvZmZzZXQYAiABKAQirAEKDFJlYWRSZXNwb25zZRIqCghtZXNzYWdlcxgBIAMoCzIYLnN0cmFuZG1xLnYxLlJlYWRNZXNzYWdlEiQKBG5leHQYAiADKAsyFi5zdHJhbmRtcS52MS5SZWFkUGxhY2USIgoEZ2FwcxgDIAMoCzIULnN0cmFuZG1xLnYxLlJlYWRHYXASJgoIbGVmdF9vdXQYBCADKAsyFC5zdHJhbmRtcS52MS5MZWZ0T3V0IlcKC1JlYWRNZXNzYWdlEiUKB21lc3NhZ2UYASABKAsyFC5zdHJhbmRtcS52MS5NZXNzYWdlEhEKCXBhcnRpdGlvbhgCIAEoDRIOCgZvZmZzZXQYAyABKAQiOQoHUmVhZEdhcBIRCglwYXJ0aXRpb24YASABKA0SDQoFZmlyc3QYAiABKAQSDAoEbGFzdBgDIAEoBDJKCgtSZWFkU2VydmljZRI7CgRSZWFkEhguc3RyYW5kbXEudjEuUmVhZFJlcXVlc3QaGS5zdHJhbmRtcS52MS5SZWFkUmVzcG9uc2VCO1o5Z2l0aHViLmNvbS9zdHJhbmRtcS9zdHJhbmRtcS9wcm90by9zdHJhbmRtcS92MTtzdHJhbmRtcXYxYgZwcm90bzM", [file_strandmq_v1_admin, file_strandmq_v1_message]);
+  fileDesc("ChZzdHJhbmRtcS92MS9yZWFkLnByb3RvEgtzdHJhbmRtcS52MSKAAgoLUmVhZFJlcXVlc3QSDQoFdG9waWMYASABKAkSJgoGcGxhY2VzGAIgAygLMhYuc3RyYW5kbXEudjEuUmVhZFBsYWNlEikKBXN0YXJ0GAMgASgLMhouc3RyYW5kbXEudjEuU3RhcnRQb3NpdGlvbhISCgpwYXJ0aXRpb25zGAQgAygNEhQKDG1heF9tZXNzYWdlcxgFIAEoDRIRCgltYXhfYnl0ZXMYBiABKA0SDwoHd2FpdF9tcxgHIAEoAxIsCgtib2R5X2Zvcm1hdBgIIAEoDjIXLnN0cmFuZG1xLnYxLkJvZHlGb3JtYXQSEwoLaW5jYXJuYXRpb24YCSABKAYiLgoJUmVhZFBsYWNlEhEKCXBhcnRpdGlvbhgBIAEoDRIOCgZvZmZzZXQYAiABKAQiwQEKDFJlYWRSZXNwb25zZRIqCghtZXNzYWdlcxgBIAMoCzIYLnN0cmFuZG1xLnYxLlJlYWRNZXNzYWdlEiQKBG5leHQYAiADKAsyFi5zdHJhbmRtcS52MS5SZWFkUGxhY2USIgoEZ2FwcxgDIAMoCzIULnN0cmFuZG1xLnYxLlJlYWRHYXASJgoIbGVmdF9vdXQYBCADKAsyFC5zdHJhbmRtcS52MS5MZWZ0T3V0EhMKC2luY2FybmF0aW9uGAUgASgGIlcKC1JlYWRNZXNzYWdlEiUKB21lc3NhZ2UYASABKAsyFC5zdHJhbmRtcS52MS5NZXNzYWdlEhEKCXBhcnRpdGlvbhgCIAEoDRIOCgZvZmZzZXQYAyABKAQiOQoHUmVhZEdhcBIRCglwYXJ0aXRpb24YASABKA0SDQoFZmlyc3QYAiABKAQSDAoEbGFzdBgDIAEoBDJKCgtSZWFkU2VydmljZRI7CgRSZWFkEhguc3RyYW5kbXEudjEuUmVhZFJlcXVlc3QaGS5zdHJhbmRtcS52MS5SZWFkUmVzcG9uc2VCO1o5Z2l0aHViLmNvbS9zdHJhbmRtcS9zdHJhbmRtcS9wcm90by9zdHJhbmRtcS92MTtzdHJhbmRtcXYxYgZwcm90bzM", [file_strandmq_v1_admin, file_strandmq_v1_message]);
 
 /**
  * ReadRequest says from where on.
@@ -79,6 +79,15 @@ export type ReadRequest = Message<"strandmq.v1.ReadRequest"> & {
    * @generated from field: strandmq.v1.BodyFormat body_format = 8;
    */
   bodyFormat: BodyFormat;
+
+  /**
+   * With places: what the answer that they come from said. If the topic was deleted
+   * since and another one has its name, the call is refused: TOPIC_REPLACED. 0: read
+   * whatever topic has the name.
+   *
+   * @generated from field: fixed64 incarnation = 9;
+   */
+  incarnation: bigint;
 };
 
 /**
@@ -150,6 +159,13 @@ export type ReadResponse = Message<"strandmq.v1.ReadResponse"> & {
    * @generated from field: repeated strandmq.v1.LeftOut left_out = 4;
    */
   leftOut: LeftOut[];
+
+  /**
+   * Tells the topic from others of its name, before and after.
+   *
+   * @generated from field: fixed64 incarnation = 5;
+   */
+  incarnation: bigint;
 };
 
 /**
