@@ -32,6 +32,7 @@ type clients struct {
 	cluster strandmqv1connect.ClusterServiceClient
 	publish strandmqv1connect.PublishServiceClient
 	consume strandmqv1connect.ConsumeServiceClient
+	read    strandmqv1connect.ReadServiceClient
 }
 
 // dial makes the clients of the broker at an address.
@@ -70,6 +71,7 @@ func dialAny(told func(doctor.Unreached), names ...string) *clients {
 		cluster: strandmqv1connect.NewClusterServiceClient(hc, server, opts...),
 		publish: strandmqv1connect.NewPublishServiceClient(hc, server, opts...),
 		consume: strandmqv1connect.NewConsumeServiceClient(hc, server, opts...),
+		read:    strandmqv1connect.NewReadServiceClient(hc, server, opts...),
 	}
 }
 

@@ -50,8 +50,11 @@ func (a *app) printTable(t *table.Table, none string) error {
 	return t.Write(a.out, terminal(a.out))
 }
 
-// show prints an answer: as JSON for programs, else by fn.
-func (a *app) show(m proto.Message, fn func() error) error {
+// show prints an answer: as JSON for programs, else by fn. Then come the notes.
+func (a *app) show(m proto.Message, fn func() error, notes ...func()) error {
+	for _, note := range notes {
+		defer note()
+	}
 	if r, ok := m.(interface{ GetBehind() string }); ok && r.GetBehind() != "" {
 		defer func() { a.talk("note: %s", plain.Text(r.GetBehind())) }()
 	}
@@ -77,8 +80,11 @@ func stamp(t *timestamppb.Timestamp) string {
 	if t == nil {
 		return "-"
 	}
-	return t.AsTime().Format("2006-01-02T15:04:05.000Z")
+	return t.AsTime().Format(stampForm)
 }
+
+// stampForm is how times are printed.
+const stampForm = "2006-01-02T15:04:05.000Z"
 
 // millis turns a span into the wire's milliseconds, refusing what would be lost.
 func millis(flag string, d time.Duration) (*int64, error) {

@@ -98,6 +98,9 @@ func run(a *app, args []string) int {
 // usageExit annotates a command whose exit code for wrong usage is another one.
 const usageExit = "usage-exit"
 
+// moreOutputs annotates a command that prints its data in one more way.
+const moreOutputs = "more-outputs"
+
 // exit ends a command that has said all there is to say with a code.
 type exit struct{ code int }
 
@@ -129,6 +132,9 @@ there: {"error":{"reason":"NO_QUORUM","text":"..."}}. NO_COLOR is respected.`,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          onlyCommands,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			if more := cmd.Annotations[moreOutputs]; more != "" && a.output == more {
+				return a.checkServers()
+			}
 			return a.checkShared()
 		},
 	}
@@ -138,7 +144,12 @@ there: {"error":{"reason":"NO_QUORUM","text":"..."}}. NO_COLOR is respected.`,
 	root.PersistentFlags().StringSliceVar(&a.servers, "server", envList("STRANDMQ_SERVER", "http://"+broker.DefaultListen), "the broker's URL; of several, the first that answers is asked (environment: STRANDMQ_SERVER)")
 	root.PersistentFlags().Lookup("server").DefValue = strings.Join(a.servers, ",") // as one types it
 	root.PersistentFlags().StringVarP(&a.output, "output", "o", "table", "how to print data: table or json (the API's own JSON)")
-	must(root.RegisterFlagCompletionFunc("output", words("table", "json")))
+	must(root.RegisterFlagCompletionFunc("output", func(cmd *cobra.Command, args []string, begun string) ([]string, cobra.ShellCompDirective) {
+		if more := cmd.Annotations[moreOutputs]; more != "" {
+			return words("table", "json", more)(cmd, args, begun)
+		}
+		return words("table", "json")(cmd, args, begun)
+	}))
 	root.AddCommand(
 		a.serveCommand(), a.devCommand(), a.demoCommand(),
 		a.topicCommand(), a.publishCommand(), a.consumeCommand(),
@@ -203,6 +214,10 @@ func (a *app) checkShared() error {
 	if a.output != "table" && a.output != "json" {
 		return usagef("--output %q: choose table or json", a.output)
 	}
+	return a.checkServers()
+}
+
+func (a *app) checkServers() error {
 	if len(a.servers) == 0 {
 		return usagef("--server is empty: give a URL such as http://%s", broker.DefaultListen)
 	}

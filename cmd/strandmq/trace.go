@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -11,25 +13,67 @@ import (
 )
 
 func (a *app) traceCommand() *cobra.Command {
-	var id string
+	var id, key string
 	var partition countFlag
 	var offset positionFlag
+	var since, until, at momentFlag
+	var latest, all bool
 	c := command(&cobra.Command{
-		Use:   "trace TOPIC (--id ID | --partition P --offset O)",
+		Use:   "trace TOPIC (--id ID | --partition P --offset O | --key KEY)",
 		Short: "Print one message's life in every group",
 		Long: `Prints a message's life, read back from the log: when it was published, each
 hand-out with member and attempt, nacks with their reasons, waits, its ack or
 death, and replays; then where it stands in each group. The offset is one of
-` + messageGrammar + `.`,
+` + messageGrammar + `.
+
+With --key the messages of a key are looked for in its partition, from the newest
+back, in the time that --since, --until or --at say: ` + momentGrammar + `.
+Of several the newest 20 are listed, with their states; --latest traces the newest, --all
+each of them. What was not looked at is said.
+
+--output timeline draws it: a line for each hand-out, from then until it ended.`,
 		Example: `  strandmq trace orders --id 7f3c
   strandmq trace orders --partition 3 --offset 17
   strandmq trace orders --partition 3 --offset -1 --output json
-  strandmq trace orders --partition 3 --offset @-15m`,
+  strandmq trace orders --partition 3 --offset @-15m
+  strandmq trace orders --key alice --since 5m
+  strandmq trace orders --key alice --latest --output timeline`,
 		Args: exact("TOPIC"),
 	}, func(cmd *cobra.Command, args []string) error {
 		set := cmd.Flags().Changed
+		timed := set("since") || set("until") || set("at")
 		req := &strandmqv1.TraceRequest{Topic: args[0]}
 		switch {
+		case set("key") && !set("id") && !set("partition") && !set("offset"):
+			if set("at") && (set("since") || set("until")) {
+				return usagef("--at is a time, --since and --until are the bounds of one: give the one or the others")
+			}
+			if latest && all {
+				return usagef("--latest is one message, --all are all: give one of the two")
+			}
+			if key == "" {
+				return usagef("--key is empty: messages without a key are found by --id, or by --partition and --offset")
+			}
+			s := keySearch{topic: args[0], key: []byte(key), most: mostTraced, look: mostLooked}
+			now := time.Now()
+			if since.set {
+				s.since = since.at(now)
+			}
+			if until.set {
+				s.until = until.at(now)
+			}
+			if at.set {
+				s.since, s.until = at.at(now).Add(-around), at.at(now).Add(around)
+			}
+			if !s.until.IsZero() && !s.since.Before(s.until) {
+				return usagef("--since is not before --until")
+			}
+			if latest {
+				s.most = 1
+			}
+			return a.printKey(cmd.Context(), s, latest || all)
+		case set("key") || timed || latest || all:
+			return usagef("--since, --until, --at, --latest and --all belong to --key, and that stands alone")
 		case set("id") && !set("partition") && !set("offset"):
 			req.Which = &strandmqv1.TraceRequest_Id{Id: id}
 		case !set("id") && set("partition") && set("offset"):
@@ -39,38 +83,84 @@ death, and replays; then where it stands in each group. The offset is one of
 			}
 			req.Which = &strandmqv1.TraceRequest_Place{Place: place}
 		default:
-			return usagef("say which message: --id, or --partition and --offset")
+			return usagef("say which message: --id, or --partition and --offset, or --key")
 		}
 		res, err := ask(cmd.Context(), a.dial().trace.Trace, req)
 		if err != nil {
 			return err
 		}
-		return a.show(res, func() error {
-			for i, m := range res.GetMessages() {
-				if i > 0 {
-					fmt.Fprintln(a.out)
-				}
-				if err := a.life(m); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
+		return a.show(res, func() error { return a.lives(res) })
 	})
-	c.Flags().StringVar(&id, "id", "", "the message's id")
-	c.Flags().Var(&partition, "partition", "the message's partition")
-	c.Flags().Lookup("partition").DefValue = ""
-	c.Flags().Var(&offset, "offset", "the message's place: "+messageGrammar)
+	fl := c.Flags()
+	fl.StringVar(&id, "id", "", "the message's id")
+	fl.Var(&partition, "partition", "the message's partition")
+	fl.Lookup("partition").DefValue = ""
+	fl.Var(&offset, "offset", "the message's place: "+messageGrammar)
+	fl.StringVar(&key, "key", "", "the message's key")
+	fl.Var(&since, "since", "with --key: published then or later: "+momentGrammar)
+	fl.Var(&until, "until", "with --key: published before")
+	fl.Var(&at, "at", "with --key: published within 30s of it")
+	fl.BoolVar(&latest, "latest", false, "with --key: the newest one")
+	fl.BoolVar(&all, "all", false, "with --key: trace each, the newest 20 at most")
+	c.Annotations = map[string]string{moreOutputs: "timeline"}
 	return c
 }
 
-func (a *app) life(m *strandmqv1.MessageTrace) error {
+// printKey prints what a search for a key finds: the life of one, or a list.
+func (a *app) printKey(ctx context.Context, s keySearch, whole bool) error {
+	res, found, err := a.traceKey(ctx, a.dial(), s)
+	if err != nil {
+		return err
+	}
+	return a.show(res, func() error {
+		n := len(res.GetMessages())
+		if whole || n == 1 {
+			err = a.lives(res)
+		} else if err = a.printFound(res); err == nil {
+			a.talk("%d messages: --latest traces the newest, --all each, --partition %d --offset O one", n, found.partition)
+		}
+		return err
+	}, func() {
+		switch {
+		case found.more && s.most == 1:
+			a.talk("there are earlier ones: without --latest they are listed")
+		case found.more:
+			a.talk("there are more: these are the newest %d; look at earlier ones with --until", s.most)
+		case found.beyond() != "":
+			a.talk("note: %s", found.beyond())
+		}
+	})
+}
+
+// lives prints each message's life.
+func (a *app) lives(res *strandmqv1.TraceResponse) error {
+	print := a.life
+	if a.output == "timeline" {
+		print = a.printTimeline
+	}
+	for i, m := range res.GetMessages() {
+		if i > 0 {
+			fmt.Fprintln(a.out)
+		}
+		if err := print(m); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// whole prints what a message is.
+func (a *app) whole(m *strandmqv1.MessageTrace) {
 	a.facts(
 		"place", fmt.Sprintf("partition %d, offset %d", m.GetPartition(), m.GetOffset()),
 		"key", keyText(m.GetMessage()),
 		"id", orDash(m.GetMessage().GetId()),
 		"body", plain.Short(string(body(m.GetMessage())), 200),
 	)
+}
+
+func (a *app) life(m *strandmqv1.MessageTrace) error {
+	a.whole(m)
 	fmt.Fprintln(a.out)
 	events := table.Table{Head: []string{"TIME", "LOG", "GROUP", "WHAT", "MEMBER", "ATTEMPT", "MORE"}, Right: []int{1, 5}}
 	for _, e := range m.GetEvents() {
@@ -83,9 +173,19 @@ func (a *app) life(m *strandmqv1.MessageTrace) error {
 	if err := a.printTable(&events, ""); err != nil {
 		return err
 	}
+	a.cut(m)
+	return a.stands(m)
+}
+
+// cut says what is not shown.
+func (a *app) cut(m *strandmqv1.MessageTrace) {
 	if m.GetTruncated() {
 		a.talk("there is more: the events were cut at the broker's limit")
 	}
+}
+
+// stands prints where a message stands in each group.
+func (a *app) stands(m *strandmqv1.MessageTrace) error {
 	if len(m.GetStates()) == 0 {
 		return nil
 	}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/strandmq/strandmq/internal/table"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// timelineWidth is how many characters the picture of a timeline takes.
+const timelineWidth = 48
+
+// timelineLegend says what the letters of a timeline are.
+const timelineLegend = "P published  = with a member  A acked  N nacked or rejected  L lapsed or session lost  r released  > still out  D dead-lettered  R replayed  * more"
+
+// marks are the letters of a timeline; what has none is a star.
+var marks = map[string]byte{
+	"published": 'P', "acked": 'A', "nacked": 'N', "rejected": 'N', "lapsed": 'L', "session-lost": 'L', "released": 'r',
+	"dead-lettered": 'D', "replayed": 'R',
+}
+
+// A bar is one line of a timeline: a hand-out until it ended, or a moment.
+type bar struct {
+	group, member string
+	attempt       uint32
+	from, to      time.Duration // since the message was published
+	begun         bool          // a hand-out, and not a moment
+	mark          byte
+	what          string
+}
+
+// bars makes lines of a message's life: what concerns all groups first, then group by group.
+func bars(m *strandmqv1.MessageTrace) (out []bar, total time.Duration) {
+	var start time.Time
+	open := map[string]int{} // by group, its hand-out that has not ended
+	order := map[string]int{"": 0}
+	for _, e := range m.GetEvents() {
+		at := e.GetTime().AsTime()
+		if start.IsZero() {
+			start = at
+		}
+		after := max(0, at.Sub(start)) // clocks of two leaders may differ
+		total = max(total, after)
+		g := e.GetGroup()
+		if _, ok := order[g]; !ok {
+			order[g] = len(order)
+		}
+		i, out1 := open[g]
+		switch e.GetWhat() {
+		case "handed-out":
+			open[g] = len(out)
+			out = append(out, bar{group: g, member: e.GetMember(), attempt: e.GetAttempt(), from: after, begun: true, mark: '>', what: e.GetWhat()})
+			if strings.HasPrefix(e.GetDetail(), "at most once") {
+				delete(open, g) // it settled the message
+				out[len(out)-1].to, out[len(out)-1].mark, out[len(out)-1].what = after, 'A', "handed out at most once"
+			}
+			continue
+		case "extended":
+			if out1 {
+				continue // the bar is longer for it
+			}
+		case "acked", "nacked", "rejected", "lapsed", "session-lost", "released":
+			if out1 {
+				b := &out[i]
+				b.to, b.mark = max(after, b.from), marks[e.GetWhat()]
+				b.what = fmt.Sprintf("%s after %v", e.GetWhat(), b.to-b.from)
+				if e.GetDetail() != "" {
+					b.what += ": " + e.GetDetail()
+				}
+				delete(open, g)
+				continue
+			}
+		}
+		b := bar{group: g, member: e.GetMember(), attempt: e.GetAttempt(), from: after, to: after, mark: '*', what: e.GetWhat()}
+		if mark, ok := marks[e.GetWhat()]; ok {
+			b.mark = mark
+		}
+		// A dead letter has the reason of its last failure, which is the line before.
+		if e.GetDetail() != "" && e.GetWhat() != "dead-lettered" {
+			b.what += ": " + e.GetDetail()
+		}
+		out = append(out, b)
+	}
+	for _, i := range open {
+		out[i].to = total
+	}
+	slices.SortStableFunc(out, func(x, y bar) int { return order[x.group] - order[y.group] })
+	return out, total
+}
+
+// drawn is the picture of a line.
+func (b *bar) drawn(total time.Duration) string {
+	column := func(d time.Duration) int {
+		if total <= 0 {
+			return 0
+		}
+		return int(float64(d) / float64(total) * (timelineWidth - 1))
+	}
+	from, to := column(b.from), column(b.to)
+	line := []byte(strings.Repeat(".", timelineWidth))
+	for i := from; i < to && b.begun; i++ {
+		line[i] = '='
+	}
+	line[to] = b.mark
+	return string(line)
+}
+
+// printTimeline draws a message's life over time.
+func (a *app) printTimeline(m *strandmqv1.MessageTrace) error {
+	a.whole(m)
+	fmt.Fprintln(a.out)
+	list, total := bars(m)
+	length := "+" + total.String()
+	head := "0" + strings.Repeat(" ", max(1, timelineWidth-1-len(length))) + length
+	t := table.Table{Head: []string{"GROUP", "AFTER", head, "ATTEMPT", "MEMBER", "WHAT"}, Right: []int{1, 3}}
+	for _, b := range list {
+		attempt := "-"
+		if b.attempt > 0 {
+			attempt = fmt.Sprint(b.attempt)
+		}
+		t.Add(orDash(b.group), "+"+b.from.String(), b.drawn(total), attempt, orDash(b.member), b.what)
+	}
+	if err := a.printTable(&t, ""); err != nil {
+		return err
+	}
+	a.talk("%s", timelineLegend)
+	a.cut(m)
+	return a.stands(m)
+}
