@@ -10,6 +10,7 @@ type EventKind string
 const (
 	ReplicaDamaged EventKind = "REPLICA_DAMAGED" // a damaged replica is made anew from the others
 	ReplicaRemade  EventKind = "REPLICA_REMADE"  // it was
+	NodeStarted    EventKind = "NODE_STARTED"    // a node was started again
 	NodeSilent     EventKind = "NODE_SILENT"     // a node is not heard of
 	NodeGivenUp    EventKind = "NODE_GIVEN_UP"   // for so long that what it holds goes to others
 	NodeBack       EventKind = "NODE_BACK"       // it is heard of again
@@ -28,6 +29,7 @@ const (
 	ReplicaKept     EventKind = "REPLICA_KEPT"    // a damaged replica is not made anew from the others
 	ReplicaStopped  EventKind = "REPLICA_STOPPED" // a replica cannot be trusted any more
 	EntriesLetGo    EventKind = "ENTRIES_LET_GO"  // a node let go of entries of the metadata log that do not read
+	NodeStopped     EventKind = "NODE_STOPPED"    // a node was told to stop
 	NodeUnfit       EventKind = "NODE_UNFIT"      // a node should lead nothing: its disk hangs, or is full
 	NodeFit         EventKind = "NODE_FIT"        // it may lead again
 	LeadGiven       EventKind = "LEAD_GIVEN"      // such a node handed a partition over
@@ -103,6 +105,17 @@ func (e *Events) Gone() uint64 { return e.gone }
 
 // Totals are the totals by kind. The slice is not to be changed.
 func (e *Events) Totals() []EventTotal { return e.totals }
+
+// Stopped tells when a node said that it stops, if it said nothing since and was not heard
+// of again.
+func (e *Events) Stopped(n partition.NodeID) (at partition.Millis, ok bool) {
+	for i := len(e.list) - 1; i >= 0; i-- {
+		if x := e.list[i]; x.Node == n && (x.Kind == NodeStopped || x.Kind == NodeStarted || x.Kind == NodeBack) {
+			return x.Last, x.Kind == NodeStopped
+		}
+	}
+	return 0, false
+}
 
 // Presence is whether a node is heard of, as the metadata log knows it.
 type Presence byte

@@ -158,6 +158,49 @@ func TestEarlierRulesTellNothing(t *testing.T) {
 	}
 }
 
+// A silence after a stop is told as that, one of a node that came up again since is not, and
+// earlier rules do not tell them apart.
+func TestSilenceAfterStop(t *testing.T) {
+	l := newEventLog(t)
+	silent := func(presence storagev1.NodePresence) string {
+		l.now += 2 * partition.Millis(eventWindow)
+		l.apply(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_NoteNodes{NoteNodes: &storagev1.NoteNodes{Nodes: []*storagev1.NodeNote{{Node: 1, Presence: presence}}}}})
+		return l.mach.events.list[len(l.mach.events.list)-1].Text
+	}
+	stopped := func(want bool) {
+		t.Helper()
+		if at, is := l.mach.events.Stopped(1); is != want || is && at != l.now {
+			t.Errorf("stopped: %v at %d of %d, want %v", is, at, l.now, want)
+		}
+	}
+	tells := func(batch uint64, kind EventKind) {
+		l.add(1, batch, &storagev1.Happening{Kind: string(kind), Node: 1, Count: 1})
+	}
+	stopped(false)
+	tells(1, NodeStopped)
+	tells(2, DiskLow)
+	l.add(1, 3, &storagev1.Happening{Kind: string(NodeStarted), Node: 2, Count: 1}) // another one's
+	stopped(true)
+	if text := silent(storagev1.NodePresence_NODE_PRESENCE_SILENT); text != "it is not heard of, since it was stopped" {
+		t.Error(text)
+	}
+	silent(storagev1.NodePresence_NODE_PRESENCE_UNSPECIFIED)
+	stopped(false)
+	tells(4, NodeStopped)
+	stopped(true)
+	l.apply(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_UpdateNode{UpdateNode: &storagev1.UpdateNode{Node: 1, Address: &storagev1.NodeAddress{Store: "s", Boot: 2, Peer: "n1:1", Rules: Rules}}}})
+	stopped(true) // it said nothing of where other nodes reach it
+	l.apply(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_UpdateNode{UpdateNode: &storagev1.UpdateNode{Node: 1, Address: &storagev1.NodeAddress{Store: "s", Boot: 3, Peer: "n1:1", Rules: Rules}}}})
+	stopped(false)
+	if text := silent(storagev1.NodePresence_NODE_PRESENCE_SILENT); !strings.Contains(text, "did not say that it stops: others lead what it led, where a majority") {
+		t.Error(text)
+	}
+	l.mach.applied = stopRules - 1
+	if text := l.mach.silentText(1); text != "it is not heard of: others lead what it led" {
+		t.Error(text)
+	}
+}
+
 // Those that read have what was, while the log goes on.
 func TestEventsDoNotChange(t *testing.T) {
 	l := newEventLog(t)

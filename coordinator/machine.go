@@ -13,7 +13,7 @@ import (
 // Rules is the version of what apply does with a command, the newest that this
 // build knows. Entries carry it, so that brokers of two versions cannot make two
 // states of one log; and each carries one that every node applies.
-const Rules = 5
+const Rules = 6
 
 // toldRules are the first by which nodes tell what they apply. No entry is written
 // by earlier ones any more.

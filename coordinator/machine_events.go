@@ -36,6 +36,12 @@ const (
 // written down, and must not be by who applies them again.
 const eventRules = 4
 
+// stopRules are the first with which a node's start is told, and its silence apart from its
+// stop. The start is written down with the address, so that no stop of before is taken for
+// one of a node that died at once. A silence no more claims that others lead what the node
+// led: what has no majority left has no leader.
+const stopRules = 6
+
 // source is what is known of a node as one that tells events, and of which they tell.
 type source struct {
 	boot, batch uint64
@@ -168,7 +174,7 @@ func (mc *machine) noteNodes(c *storagev1.NoteNodes) *result {
 		h := Happening{Node: n.ID}
 		switch now {
 		case Silent:
-			h.Kind, h.Text = NodeSilent, "it is not heard of: others lead what it led"
+			h.Kind, h.Text = NodeSilent, mc.silentText(n.ID)
 		case GivenUp:
 			h.Kind, h.Text = NodeGivenUp, "it was not heard of for long: its "+mc.holds(n.ID)+" go to other nodes, where one can take them"
 		default:
@@ -177,6 +183,18 @@ func (mc *machine) noteNodes(c *storagev1.NoteNodes) *result {
 		mc.record(h)
 	}
 	return &result{}
+}
+
+// silentText says what is known of a node that is not heard of.
+func (mc *machine) silentText(n partition.NodeID) string {
+	_, stopped := mc.events.Stopped(n)
+	switch {
+	case mc.applied < stopRules:
+		return "it is not heard of: others lead what it led"
+	case stopped:
+		return "it is not heard of, since it was stopped"
+	}
+	return "it is not heard of, and did not say that it stops: others lead what it led, where a majority of the replicas is there"
 }
 
 // holds is how much is wanted on a node, in words.

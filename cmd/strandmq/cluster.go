@@ -330,8 +330,10 @@ func (a *app) printNodes(nodes []*strandmqv1.ClusterNode) error {
 		switch {
 		case n.SilentMs != nil && n.GetSilentMs() == 0:
 			there = "yes"
+		case n.SilentMs != nil && n.GetStopped() != nil:
+			there = "stopped at " + stamp(n.GetStopped())
 		case n.SilentMs != nil:
-			there = "silent for " + quantity.FormatSpan(span(n.GetSilentMs()).Round(time.Second))
+			there = "silent for " + quantity.FormatSpan(max(span(n.GetSilentMs()).Round(time.Second), time.Second))
 		}
 		votes := "no"
 		if n.GetVotes() {

@@ -196,6 +196,9 @@ func (q *inquiry) cluster() {
 			state = "lost"
 		}
 		one := doctor.Node{ID: n.GetNode(), API: n.GetApiAddress(), State: state, Known: n.SilentMs != nil, Silent: span(n.GetSilentMs()), Replicas: int(n.GetReplicas())}
+		if n.GetStopped() != nil && one.Silent > 0 {
+			one.Left = unixMillis(n.GetStopped())
+		}
 		if one.ID == q.own {
 			one.API = q.server // which is how it can be reached from here
 		} else if one.API != "" && q.nodes[one.ID] == nil {

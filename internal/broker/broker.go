@@ -344,6 +344,7 @@ func (b *Broker) Close() error {
 	b.closing.Do(func() {
 		start := time.Now()
 		if b.agent != nil && b.started.Load() && b.failure() == nil {
+			b.tellStop()
 			b.agent.handOver(context.WithoutCancel(b.serving))
 		}
 		b.stopServing()

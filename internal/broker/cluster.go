@@ -75,6 +75,10 @@ func (b *Broker) nodeProto(n *coordinator.Node, held coordinator.Held) *strandmq
 	if ms, known := b.coord.Silent(n.ID); known && n.State != coordinator.Lost {
 		out.SilentMs = proto.Int64(int64(ms))
 	}
+	events, _ := b.coord.Events()
+	if at, ok := events.Stopped(n.ID); ok && (out.SilentMs == nil || out.GetSilentMs() > 0) {
+		out.Stopped = timestamp(int64(at))
+	}
 	return out
 }
 

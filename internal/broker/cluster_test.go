@@ -35,7 +35,7 @@ func TestClusterOnTheMap(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		n, err := b.coord.AddNode(ctx(t), peer.Hash(token.Secret[:]), coordinator.Address{Store: store, Zone: "z"})
+		n, err := b.coord.AddNode(ctx(t), peer.Hash(token.Secret[:]), coordinator.Address{Store: store, Zone: "z", Rules: coordinator.Rules})
 		if err != nil || n.ID != partition.NodeID(i+2) {
 			t.Fatalf("%+v, %v", n, err)
 		}

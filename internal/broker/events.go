@@ -22,6 +22,8 @@ import (
 // It is in memory: what a node notes in its last second is told only if it comes to it.
 type happenings struct {
 	news chan struct{} // holds one
+	last chan struct{} // closed when the node is about to stop: what waits now is the last
+	told chan struct{} // closed when that is told, or cannot be
 
 	mu      sync.Mutex
 	waiting []happening // guarded by mu
@@ -51,7 +53,9 @@ const (
 	tellEvery = time.Second
 )
 
-func newHappenings() *happenings { return &happenings{news: make(chan struct{}, 1)} }
+func newHappenings() *happenings {
+	return &happenings{news: make(chan struct{}, 1), last: make(chan struct{}), told: make(chan struct{})}
+}
 
 // ofNode notes what happened to this node.
 func (h *happenings) ofNode(kind coordinator.EventKind, text string) {
@@ -144,18 +148,45 @@ func (b *Broker) noticed(n consumer.Notice) {
 	b.events.note(happening{kind: kind, of: spot{n.Partition, true}, group: n.Group, text: n.Text, count: n.Count})
 }
 
+// tellStop has the event log say that this node stops, so that others do not take it for
+// one that died. It is tried once, and not where nobody leads the metadata log: a stop does
+// not wait for what may not come.
+func (b *Broker) tellStop() {
+	if b.leaderless() != "" {
+		return
+	}
+	b.events.ofNode(coordinator.NodeStopped, "it was told to stop, and hands over what it leads")
+	close(b.events.last)
+	timer := time.NewTimer(tellStopTime)
+	defer timer.Stop()
+	select {
+	case <-b.events.told:
+	case <-timer.C:
+		b.log.Info("the cluster could not be told that this node stops: it will be taken for one that is silent", "waited", tellStopTime)
+	}
+}
+
+// tellStopTime is how long a node that stops waits until that is told.
+const tellStopTime = time.Second
+
 // tellEvents takes what happened to the event log, as long as the node serves.
 func (b *Broker) tellEvents() {
-	for number, more := uint64(1), false; ; {
+	defer close(b.events.told)
+	for number, more, last := uint64(1), false, false; ; {
 		if !more {
 			select {
 			case <-b.events.news:
+			case <-b.events.last:
+				last = true
 			case <-b.serving.Done():
 				return
 			}
 		}
 		var batch []coordinator.Happening
 		if batch, more = b.events.take(b.coord.View(), b.cfg.Node); len(batch) == 0 {
+			if last {
+				return
+			}
 			continue
 		}
 		for {
@@ -164,7 +195,7 @@ func (b *Broker) tellEvents() {
 				b.log.Warn("what happened is not taken into the event log", "events", len(batch), "err", err)
 				err = nil
 			}
-			if pauseFor(b.serving, tellEvery) != nil {
+			if b.betweenBatches(err) != nil {
 				return
 			}
 			if err == nil {
@@ -173,6 +204,22 @@ func (b *Broker) tellEvents() {
 		}
 		number++
 	}
+}
+
+// betweenBatches waits until the next batch, or the same one again: not for long once the
+// node is about to stop.
+func (b *Broker) betweenBatches(failed error) error {
+	timer := time.NewTimer(tellEvery)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+	case <-b.serving.Done():
+	case <-b.events.last:
+		if failed != nil {
+			return pauseFor(b.serving, agentPause)
+		}
+	}
+	return b.serving.Err()
 }
 
 // tellBatch has the metadata log write a batch down. The same again is no other.

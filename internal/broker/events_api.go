@@ -121,7 +121,7 @@ func adviceOn(e *coordinator.Event) string {
 		return ofGroup("group describe")
 	case coordinator.KeyParked:
 		return ofGroup("dead list")
-	case coordinator.ReplicaDamaged, coordinator.NodeSilent, coordinator.NodeGivenUp, coordinator.LeadGiven:
+	case coordinator.ReplicaDamaged, coordinator.NodeStopped, coordinator.NodeSilent, coordinator.NodeGivenUp, coordinator.LeadGiven:
 		return "strandmq cluster status"
 	case coordinator.ReplicaKept, coordinator.ReplicaStopped, coordinator.NodeUnfit, coordinator.DiskLow,
 		coordinator.MemoryLimit, coordinator.EventsDropped:

@@ -171,7 +171,7 @@ func (b *Broker) seen(out *strandmqv1.ClusterNode) {
 		return
 	}
 	if out.GetNode() == uint64(b.cfg.Node) {
-		out.SilentMs = new(int64)
+		out.SilentMs, out.Stopped = new(int64), nil
 		return
 	}
 	for _, n := range b.agent.transport.Nodes() {
@@ -182,6 +182,8 @@ func (b *Broker) seen(out *strandmqv1.ClusterNode) {
 		if !n.Up {
 			ms = max(n.Since.Milliseconds(), 1)
 		}
-		out.SilentMs = &ms
+		if out.SilentMs = &ms; ms == 0 {
+			out.Stopped = nil
+		}
 	}
 }

@@ -108,7 +108,9 @@ func (v *Verdict) nodes(f *Facts, l Limits) {
 	}
 	for _, n := range f.Nodes {
 		name := nodeName(n.ID)
-		if n.Known && n.Silent > 0 {
+		if n.Known && n.Silent > 0 && n.Left != 0 {
+			v.add(Failed, "node %s was stopped cleanly at %s and is not back", name, clock(n.Left))
+		} else if n.Known && n.Silent > 0 {
 			v.add(Failed, "node %s was not heard of for %s", name, rough(n.Silent))
 		}
 		if !n.Answered {

@@ -78,6 +78,9 @@ func (d *diagnosis) ago(t int64) time.Duration {
 	return max(0, time.Duration(d.facts.Now-t)*time.Millisecond)
 }
 
+// clock prints a time in milliseconds since 1970.
+func clock(t int64) string { return quantity.FormatTime(t) }
+
 // rough prints a span for a glance: 3d, 2h10m, 45s, 120ms.
 func rough(d time.Duration) string {
 	switch {

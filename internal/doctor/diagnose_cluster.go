@@ -96,7 +96,12 @@ func (d *diagnosis) node(n *Node) {
 		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
 		return
 	case n.Known && n.Silent > 0 && !n.Answered:
-		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away: nobody has heard of it for %s", nodeName(n.ID), rough(n.Silent)))
+		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away: nobody has heard of it for %s, since %s, and it did not say that it stops",
+			nodeName(n.ID), rough(n.Silent), clock(d.facts.Now-n.Silent.Milliseconds())))
+		if n.Left != 0 {
+			f.Text = fmt.Sprintf("node %s is away: it was stopped cleanly at %s, %s ago: start it again or, if it is not to come back, remove it",
+				nodeName(n.ID), clock(n.Left), rough(d.ago(n.Left)))
+		}
 		f.weigh(uint64(n.Replicas))
 		if n.State == "lost" {
 			f.Severity, f.Cause, f.Text = Warning, UnderReplicated, fmt.Sprintf("node %s was given up, and what it held is being made anew elsewhere", nodeName(n.ID))
@@ -104,6 +109,11 @@ func (d *diagnosis) node(n *Node) {
 		short, whole := d.short(n.ID)
 		f.say("%d of %s are short of their replica on it", short, some(uint64(whole), "partition"))
 		f.next("strandmq cluster status")
+		if n.Left != 0 {
+			f.next("strandmq serve --data FOLDER    # on its machine")
+			f.next("strandmq cluster drain %d --dry-run    # if it is not to come back; then cluster remove", n.ID)
+			return
+		}
 		f.next("strandmq serve --data FOLDER    # on its machine, if it stopped")
 		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
 		return

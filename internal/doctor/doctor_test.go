@@ -87,7 +87,11 @@ func TestDiagnose(t *testing.T) {
 		{"a node is away", func(f *Facts, _ *Group) {
 			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute}
 			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}
-		}, "NODE_DOWN", "nobody has heard of it for 1m"},
+		}, "NODE_DOWN", "nobody has heard of it for 1m, since " + clock(now-60_000) + ", and it did not say that it stops"},
+		{"a node was stopped", func(f *Facts, _ *Group) {
+			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute, Left: now - 61_000}
+			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}
+		}, "NODE_DOWN", "it was stopped cleanly at " + clock(now-61_000) + ", 1m1s ago: start it again or"},
 		{"another cluster at a node's address", func(f *Facts, _ *Group) {
 			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute, Foreign: true}
 			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}

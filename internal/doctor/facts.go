@@ -49,6 +49,7 @@ type Node struct {
 	State    string // active, draining, lost
 	Known    bool   // it is known whether the others hear of it
 	Silent   time.Duration
+	Left     int64 // of one that is silent: when it said that it stops, by the cluster's clock; 0: it did not
 	Replicas int
 	Answered bool // the node itself did; else the rest is not known
 	Hangs    bool // it did not in time, and did not refuse either

@@ -36,7 +36,9 @@ func kindsOf(c Cause) []string {
 		return []string{"KEY_PARKED"}
 	case Expired:
 		return []string{"EXPIRED_UNREAD"}
-	case NodeDown, NodeStuck, NodesCutOff:
+	case NodeDown:
+		return []string{"NODE_STOPPED", "NODE_SILENT"}
+	case NodeStuck, NodesCutOff:
 		return []string{"NODE_SILENT"}
 	case DiskFull:
 		return []string{"DISK_LOW"}

@@ -5,7 +5,7 @@
 //	size   100  512B  64KiB  10MiB  2GiB  1TiB      binary units only
 //
 // It promises that what it prints it reads again, and refuses what is negative,
-// too large, or of a unit with two meanings (KB, MB).
+// too large, or of a unit with two meanings (KB, MB). Moments it only prints.
 package quantity
 
 import (
@@ -158,3 +158,6 @@ func Count[N ~uint64 | ~int | ~int64 | ~uint32](n N) string {
 	}
 	return sign + s
 }
+
+// FormatTime prints a moment, given in milliseconds since 1970, to the second.
+func FormatTime(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }

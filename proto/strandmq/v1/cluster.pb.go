@@ -228,7 +228,10 @@ type ClusterNode struct {
 	// How many replicas are still to leave it.
 	Leaving uint32 `protobuf:"varint,10,opt,name=leaving,proto3" json:"leaving,omitempty"`
 	// It votes in the log of the cluster's metadata.
-	Votes         bool `protobuf:"varint,11,opt,name=votes,proto3" json:"votes,omitempty"`
+	Votes bool `protobuf:"varint,11,opt,name=votes,proto3" json:"votes,omitempty"`
+	// Of one that is not there: when it said that it stops, as one does that is told to
+	// stop. Not set: it did not say so, or it came back since.
+	Stopped       *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=stopped,proto3" json:"stopped,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -338,6 +341,13 @@ func (x *ClusterNode) GetVotes() bool {
 		return x.Votes
 	}
 	return false
+}
+
+func (x *ClusterNode) GetStopped() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Stopped
+	}
+	return nil
 }
 
 // PartitionMove is a partition that goes, or would go, to other nodes.
@@ -1402,7 +1412,7 @@ const file_strandmq_v1_cluster_proto_rawDesc = "" +
 	"\x05nodes\x18\x02 \x03(\v2\x18.strandmq.v1.ClusterNodeR\x05nodes\x122\n" +
 	"\x06moving\x18\x03 \x03(\v2\x1a.strandmq.v1.PartitionMoveR\x06moving\x121\n" +
 	"\x05stuck\x18\x04 \x03(\v2\x1b.strandmq.v1.StuckPartitionR\x05stuck\x12\x16\n" +
-	"\x06behind\x18\x05 \x01(\tR\x06behind\"\xf4\x02\n" +
+	"\x06behind\x18\x05 \x01(\tR\x06behind\"\xaa\x03\n" +
 	"\vClusterNode\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x04R\x04node\x123\n" +
 	"\x05state\x18\x02 \x01(\x0e2\x1d.strandmq.v1.ClusterNodeStateR\x05state\x12!\n" +
@@ -1416,7 +1426,8 @@ const file_strandmq_v1_cluster_proto_rawDesc = "" +
 	"\x05leads\x18\t \x01(\rR\x05leads\x12\x18\n" +
 	"\aleaving\x18\n" +
 	" \x01(\rR\aleaving\x12\x14\n" +
-	"\x05votes\x18\v \x01(\bR\x05votesB\f\n" +
+	"\x05votes\x18\v \x01(\bR\x05votes\x124\n" +
+	"\astopped\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\astoppedB\f\n" +
 	"\n" +
 	"_silent_ms\"\x85\x01\n" +
 	"\rPartitionMove\x12\x14\n" +
@@ -1551,37 +1562,38 @@ var file_strandmq_v1_cluster_proto_depIdxs = []int32{
 	5,  // 2: strandmq.v1.DescribeClusterResponse.stuck:type_name -> strandmq.v1.StuckPartition
 	0,  // 3: strandmq.v1.ClusterNode.state:type_name -> strandmq.v1.ClusterNodeState
 	19, // 4: strandmq.v1.ClusterNode.joined:type_name -> google.protobuf.Timestamp
-	19, // 5: strandmq.v1.CreateJoinTokenResponse.expires:type_name -> google.protobuf.Timestamp
-	3,  // 6: strandmq.v1.DrainNodeResponse.node:type_name -> strandmq.v1.ClusterNode
-	4,  // 7: strandmq.v1.DrainNodeResponse.moves:type_name -> strandmq.v1.PartitionMove
-	5,  // 8: strandmq.v1.DrainNodeResponse.stuck:type_name -> strandmq.v1.StuckPartition
-	3,  // 9: strandmq.v1.ReplaceNodeResponse.node:type_name -> strandmq.v1.ClusterNode
-	4,  // 10: strandmq.v1.ReplaceNodeResponse.moves:type_name -> strandmq.v1.PartitionMove
-	5,  // 11: strandmq.v1.ReplaceNodeResponse.stuck:type_name -> strandmq.v1.StuckPartition
-	3,  // 12: strandmq.v1.RemoveNodeResponse.node:type_name -> strandmq.v1.ClusterNode
-	4,  // 13: strandmq.v1.MovePartitionResponse.move:type_name -> strandmq.v1.PartitionMove
-	18, // 14: strandmq.v1.ListEventsResponse.events:type_name -> strandmq.v1.ClusterEvent
-	19, // 15: strandmq.v1.ClusterEvent.first:type_name -> google.protobuf.Timestamp
-	19, // 16: strandmq.v1.ClusterEvent.last:type_name -> google.protobuf.Timestamp
-	1,  // 17: strandmq.v1.ClusterService.DescribeCluster:input_type -> strandmq.v1.DescribeClusterRequest
-	6,  // 18: strandmq.v1.ClusterService.CreateJoinToken:input_type -> strandmq.v1.CreateJoinTokenRequest
-	8,  // 19: strandmq.v1.ClusterService.DrainNode:input_type -> strandmq.v1.DrainNodeRequest
-	10, // 20: strandmq.v1.ClusterService.ReplaceNode:input_type -> strandmq.v1.ReplaceNodeRequest
-	12, // 21: strandmq.v1.ClusterService.RemoveNode:input_type -> strandmq.v1.RemoveNodeRequest
-	14, // 22: strandmq.v1.ClusterService.MovePartition:input_type -> strandmq.v1.MovePartitionRequest
-	16, // 23: strandmq.v1.ClusterService.ListEvents:input_type -> strandmq.v1.ListEventsRequest
-	2,  // 24: strandmq.v1.ClusterService.DescribeCluster:output_type -> strandmq.v1.DescribeClusterResponse
-	7,  // 25: strandmq.v1.ClusterService.CreateJoinToken:output_type -> strandmq.v1.CreateJoinTokenResponse
-	9,  // 26: strandmq.v1.ClusterService.DrainNode:output_type -> strandmq.v1.DrainNodeResponse
-	11, // 27: strandmq.v1.ClusterService.ReplaceNode:output_type -> strandmq.v1.ReplaceNodeResponse
-	13, // 28: strandmq.v1.ClusterService.RemoveNode:output_type -> strandmq.v1.RemoveNodeResponse
-	15, // 29: strandmq.v1.ClusterService.MovePartition:output_type -> strandmq.v1.MovePartitionResponse
-	17, // 30: strandmq.v1.ClusterService.ListEvents:output_type -> strandmq.v1.ListEventsResponse
-	24, // [24:31] is the sub-list for method output_type
-	17, // [17:24] is the sub-list for method input_type
-	17, // [17:17] is the sub-list for extension type_name
-	17, // [17:17] is the sub-list for extension extendee
-	0,  // [0:17] is the sub-list for field type_name
+	19, // 5: strandmq.v1.ClusterNode.stopped:type_name -> google.protobuf.Timestamp
+	19, // 6: strandmq.v1.CreateJoinTokenResponse.expires:type_name -> google.protobuf.Timestamp
+	3,  // 7: strandmq.v1.DrainNodeResponse.node:type_name -> strandmq.v1.ClusterNode
+	4,  // 8: strandmq.v1.DrainNodeResponse.moves:type_name -> strandmq.v1.PartitionMove
+	5,  // 9: strandmq.v1.DrainNodeResponse.stuck:type_name -> strandmq.v1.StuckPartition
+	3,  // 10: strandmq.v1.ReplaceNodeResponse.node:type_name -> strandmq.v1.ClusterNode
+	4,  // 11: strandmq.v1.ReplaceNodeResponse.moves:type_name -> strandmq.v1.PartitionMove
+	5,  // 12: strandmq.v1.ReplaceNodeResponse.stuck:type_name -> strandmq.v1.StuckPartition
+	3,  // 13: strandmq.v1.RemoveNodeResponse.node:type_name -> strandmq.v1.ClusterNode
+	4,  // 14: strandmq.v1.MovePartitionResponse.move:type_name -> strandmq.v1.PartitionMove
+	18, // 15: strandmq.v1.ListEventsResponse.events:type_name -> strandmq.v1.ClusterEvent
+	19, // 16: strandmq.v1.ClusterEvent.first:type_name -> google.protobuf.Timestamp
+	19, // 17: strandmq.v1.ClusterEvent.last:type_name -> google.protobuf.Timestamp
+	1,  // 18: strandmq.v1.ClusterService.DescribeCluster:input_type -> strandmq.v1.DescribeClusterRequest
+	6,  // 19: strandmq.v1.ClusterService.CreateJoinToken:input_type -> strandmq.v1.CreateJoinTokenRequest
+	8,  // 20: strandmq.v1.ClusterService.DrainNode:input_type -> strandmq.v1.DrainNodeRequest
+	10, // 21: strandmq.v1.ClusterService.ReplaceNode:input_type -> strandmq.v1.ReplaceNodeRequest
+	12, // 22: strandmq.v1.ClusterService.RemoveNode:input_type -> strandmq.v1.RemoveNodeRequest
+	14, // 23: strandmq.v1.ClusterService.MovePartition:input_type -> strandmq.v1.MovePartitionRequest
+	16, // 24: strandmq.v1.ClusterService.ListEvents:input_type -> strandmq.v1.ListEventsRequest
+	2,  // 25: strandmq.v1.ClusterService.DescribeCluster:output_type -> strandmq.v1.DescribeClusterResponse
+	7,  // 26: strandmq.v1.ClusterService.CreateJoinToken:output_type -> strandmq.v1.CreateJoinTokenResponse
+	9,  // 27: strandmq.v1.ClusterService.DrainNode:output_type -> strandmq.v1.DrainNodeResponse
+	11, // 28: strandmq.v1.ClusterService.ReplaceNode:output_type -> strandmq.v1.ReplaceNodeResponse
+	13, // 29: strandmq.v1.ClusterService.RemoveNode:output_type -> strandmq.v1.RemoveNodeResponse
+	15, // 30: strandmq.v1.ClusterService.MovePartition:output_type -> strandmq.v1.MovePartitionResponse
+	17, // 31: strandmq.v1.ClusterService.ListEvents:output_type -> strandmq.v1.ListEventsResponse
+	25, // [25:32] is the sub-list for method output_type
+	18, // [18:25] is the sub-list for method input_type
+	18, // [18:18] is the sub-list for extension type_name
+	18, // [18:18] is the sub-list for extension extendee
+	0,  // [0:18] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_cluster_proto_init() }
