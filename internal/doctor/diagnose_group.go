@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -285,10 +286,15 @@ func rate(n uint64, in time.Duration) string {
 	if in <= 0 {
 		return "0"
 	}
-	return strings.TrimSuffix(fmt.Sprintf("%.1f", float64(n)/in.Seconds()), ".0")
+	a := float64(n) / in.Seconds()
+	if a < 1 {
+		return strconv.FormatFloat(a, 'g', 2, 64) // slow is not nothing
+	}
+	return strings.TrimSuffix(fmt.Sprintf("%.1f", a), ".0")
 }
 
-func perSecond(took time.Duration) string { return rate(uint64(time.Second), took) }
+// perSecond is how many go in a second, one after the other.
+func perSecond(took time.Duration) string { return rate(1, took) }
 
 // hottest is the key behind which most waits while its head is being handled.
 func (d *ofGroup) hottest() (hot Stall, waiting uint64) {
