@@ -44,7 +44,7 @@ func (g *group) unasked(at partition.Position, now partition.Millis, lag uint64)
 	if !h.askedFor(now) && (can > 0 || g.count[inFlight] == 0) {
 		s := Stall{Reason: "NO_MEMBER", Offset: g.firstWaiting(), Waiting: lag, Text: "no member asks for messages of this partition"}
 		if g.count[inFlight] > 0 {
-			s.Text += fmt.Sprintf("; %d deliveries are out", g.count[inFlight])
+			s.Text += "; " + outNow(g.count[inFlight])
 		}
 		return []Stall{s}
 	}
@@ -65,7 +65,7 @@ func (g *group) unasked(at partition.Position, now partition.Millis, lag uint64)
 			continue
 		}
 		s := Stall{Reason: "IN_FLIGHT_LIMIT", Offset: g.scanned, Member: ms.name,
-			Text: fmt.Sprintf("the member holds %d deliveries, the group's max_in_flight_member is %d, and nobody else may have what waits: settle some", ms.held, g.policy.MaxInFlightMember)}
+			Text: fmt.Sprintf("the member holds %s, the group's max_in_flight_member is %d, and nobody else may have what waits: settle some", many(uint64(ms.held), "delivery", "deliveries"), g.policy.MaxInFlightMember)}
 		for i := range h.lanes {
 			if !stands[i] || !ms.covers(i, len(h.lanes)) {
 				continue

@@ -110,7 +110,7 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 		case !g.room() && at.End > g.scanned:
 			whole("DEFERRED_LIMIT", g.scanned, deferredLimit(g.waiting(), g.policy.MaxDeferred))
 		case g.count[inFlight] >= uint64(p.MaxInFlightPartition):
-			whole("IN_FLIGHT_LIMIT", g.firstWaiting(), fmt.Sprintf("%d deliveries are out, and the group's max_in_flight_partition is %d: settle some", g.count[inFlight], p.MaxInFlightPartition))
+			whole("IN_FLIGHT_LIMIT", g.firstWaiting(), fmt.Sprintf("%s, and the group's max_in_flight_partition is %d: settle some", outNow(g.count[inFlight]), p.MaxInFlightPartition))
 		case g.hand != nil:
 			all = append(all, g.unasked(at, now, lag)...)
 		}
@@ -251,7 +251,7 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis, explain fun
 	case c[ready] == 0 && unseen == 0 && behind == 0 && c[failed] == 0 && c[inFlight] == 0:
 		return ""
 	case c[inFlight] >= uint64(g.policy.MaxInFlightPartition):
-		return fmt.Sprintf("%d deliveries are out, and the group allows %d in a partition", c[inFlight], g.policy.MaxInFlightPartition)
+		return fmt.Sprintf("%s, and the group allows %d in a partition", outNow(c[inFlight]), g.policy.MaxInFlightPartition)
 	case !g.room() && unseen > 0:
 		return deferredLimit(g.waiting(), g.policy.MaxDeferred)
 	case g.policy.Mode == ByPartition && c[inFlight] > 0:
@@ -261,16 +261,31 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis, explain fun
 	case c[ready] == 0 && g.unreadable() != nil:
 		return explain(g.id, g.unreadable())
 	case c[ready]+unseen > 0:
-		return fmt.Sprintf("%d messages can go, but not to this member: they belong to another member's share, or it holds all that it may%s", c[ready]+unseen, g.holders())
+		return many(c[ready]+unseen, "message can go, but not to this member: it belongs to another member's share, or that one", "messages can go, but not to this member: they belong to another member's share, or it") +
+			" holds all that it may" + g.holders()
 	case behind > 0:
-		return fmt.Sprintf("all %d waiting messages are blocked by their key: %d deliveries are out%s, %d messages back off, %d wait behind dead letters",
-			behind, c[inFlight], g.holders(), c[failed], c[parked])
+		all := "the waiting message is blocked by its key"
+		if behind > 1 {
+			all = fmt.Sprintf("all %d waiting messages are blocked by their key", behind)
+		}
+		return fmt.Sprintf("%s: %s%s, %s, %s behind dead letters", all, outNow(c[inFlight]), g.holders(),
+			many(c[failed], "message backs off", "messages back off"), many(c[parked], "waits", "wait"))
 	case c[failed] > 0:
-		return fmt.Sprintf("%d messages failed and wait for their next attempt", c[failed])
+		return many(c[failed], "message failed and waits for its next attempt", "messages failed and wait for their next attempt")
 	default:
-		return fmt.Sprintf("%d deliveries are out%s and nothing else is there", c[inFlight], g.holders())
+		return fmt.Sprintf("%s%s and nothing else is there", outNow(c[inFlight]), g.holders())
 	}
 }
+
+// many is a number and what there is so many of.
+func many(n uint64, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return fmt.Sprintf("%d %s", n, more)
+}
+
+func outNow(n uint64) string { return many(n, "delivery is out", "deliveries are out") }
 
 // nextTry says when the circuit lets a message go.
 func (g *group) nextTry(now partition.Millis) string {

@@ -23,7 +23,7 @@ func TestReasonToWaitOnce(t *testing.T) {
 	later := func() { c.idleSaid = time.Now().Add(-time.Hour) }
 	say("2 deliveries are out (with holder)")
 	later()
-	say("1 deliveries are out (with holder)")
+	say("1 delivery is out (with holder)")
 	c.idleSaid = time.Now().Add(time.Hour) // as if it had been told just now, on any machine
 	say("2 messages back off")
 	later()
