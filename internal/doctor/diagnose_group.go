@@ -4,11 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
-
-	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // group looks at one group: first what stands still, then what fails, then what is slow,
@@ -133,7 +129,7 @@ func (d *ofGroup) stands() bool {
 		d.describe(f).next("strandmq group alter %s %s --max-deferred N    # lets it look further meanwhile", g.Topic, g.Name)
 		told = true
 	}
-	if s, waiting, ok := d.stall("NO_MEMBER"); ok && d.age >= d.behind {
+	if s, waiting, ok := d.silent(); ok && d.age >= d.behind {
 		who := "the member that it belongs to"
 		if s.Member != "" {
 			who = "member " + s.Member
@@ -144,6 +140,23 @@ func (d *ofGroup) stands() bool {
 		told = true
 	}
 	return told
+}
+
+// silent finds what waits for a member that does not ask for it and holds nothing either.
+// One that holds deliveries is at work on them until they lapse, and asks when it has room.
+func (d *ofGroup) silent() (first Stall, waiting uint64, found bool) {
+	for _, s := range d.g.Stalls {
+		if s.Reason != "NO_MEMBER" || slices.ContainsFunc(d.g.Members, func(m Member) bool {
+			return !m.Away && m.InFlight > 0 && (s.Member == "" || s.Member == m.Name)
+		}) {
+			continue
+		}
+		if !found {
+			first = s
+		}
+		found, waiting = true, waiting+s.Waiting
+	}
+	return first, waiting, found
 }
 
 // blockers names the keys behind which most waits.
@@ -197,111 +210,4 @@ func (d *ofGroup) firstSuspect(f *Finding) {
 	if len(d.g.Suspects) > 0 {
 		d.trace(f, d.g.Suspects[0].Partition, d.g.Suspects[0].Offset)
 	}
-}
-
-// slow tells why a group is behind that nothing stops.
-func (d *ofGroup) slow() {
-	g := d.g
-	// What waits behind a dead letter waits for somebody to decide.
-	if d.age < d.behind || !g.Looked || g.Now.Lag == g.Now.Parked {
-		return
-	}
-	took := d.handling()
-	grows := true
-	if g.Compared {
-		done, came := rate(g.Now.Acked-min(g.Before.Acked, g.Now.Acked), d.facts.Apart), int64(g.Now.Lag)-int64(g.Before.Lag)
-		if came < 0 {
-			left := time.Duration(float64(g.Now.Lag) / float64(-came) * float64(d.facts.Apart))
-			if left < 10*time.Minute {
-				d.lag(d.add(Note, CatchingUp, d.about, fmt.Sprintf("group %s of topic %s catches up: at this rate it is done in %s", g.Name, g.Topic, rough(left)))).say("%s acked a second", done)
-				return
-			}
-			grows = false
-		}
-	}
-	say := func(f *Finding) *Finding {
-		d.lag(f)
-		if took > 0 {
-			f.say("from hand-out to ack it takes %s on average", rough(took))
-		}
-		f.say("held by %s: %s", some(uint64(d.there()), "member"), some(g.Now.InFlight, "delivery"))
-		if g.Compared && d.facts.Apart > 0 {
-			word := "grows"
-			if !grows {
-				word = "shrinks"
-			} else if g.Now.Lag == g.Before.Lag {
-				word = "stays"
-			}
-			f.say("within %s %s were acked, and the backlog %s", rough(d.facts.Apart), some(g.Now.Acked-min(g.Before.Acked, g.Now.Acked), "message"), word)
-		}
-		return f
-	}
-	hot, of := d.hottest()
-	switch {
-	case g.Mode == "partition" && d.there() > g.Partitions:
-		f := d.warn(TooFewPartitions, "group %s of topic %s takes one message of a partition at a time, so %d of its %d members have nothing to do", g.Name, g.Topic, d.there()-g.Partitions, d.there())
-		f.say("%d partitions, mode partition", g.Partitions)
-		d.describe(say(f))
-		f.next("strandmq topic create NAME --partitions N    # more of them; or a group of mode key, which works on keys in parallel")
-	case of > 0 && of >= g.Now.Lag/2 && g.Now.Lag > 1:
-		f := d.warn(HotKey, "most of what group %s of topic %s has before it is of one key, %s, and a key goes one message at a time", g.Name, g.Topic, keyName(hot.Key))
-		f.say("%s of %s wait behind offset %d of partition %d", quantity.Count(of), quantity.Count(g.Now.Lag), hot.Offset, hot.Partition)
-		say(f)
-		if took > 0 {
-			f.say("so of this key no more than %s a second can go", perSecond(took))
-		}
-		d.trace(d.describe(f), hot.Partition, hot.Offset)
-	case g.Now.InFlight > 0 || took > 0:
-		f := d.warn(SlowHandlers, "the handlers of group %s of topic %s are slower than messages come", g.Name, g.Topic)
-		if s, _, ok := d.stall("IN_FLIGHT_LIMIT"); ok {
-			f.say("partition %d: %s", s.Partition, s.Text)
-		}
-		say(f)
-		if g.Mode == "partition" {
-			f.say("%d partitions, mode partition: one message of each at a time", g.Partitions)
-		}
-		d.describe(f.next("strandmq consume %s --group %s --exec 'COMMAND'    # one more member; or make the handlers faster", g.Topic, g.Name))
-	default:
-		f := say(d.warn(FallingBehind, "group %s of topic %s is behind, and nothing that is known stops all of it", g.Name, g.Topic))
-		if i := slices.IndexFunc(g.Stalls, func(s Stall) bool { return s.Text != "" && s.Waiting > 0 }); i >= 0 {
-			f.say("%s in partition %d: %s", waits(g.Stalls[i].Waiting), g.Stalls[i].Partition, g.Stalls[i].Text)
-		}
-		d.describe(f)
-	}
-}
-
-// handling is how long a message takes from hand-out to ack, lately if something was acked.
-func (d *ofGroup) handling() time.Duration {
-	b, n := d.g.Before, d.g.Now
-	if d.g.Compared && n.Acked > b.Acked && n.HandledMs >= b.HandledMs {
-		return time.Duration(n.HandledMs-b.HandledMs) * time.Millisecond / time.Duration(n.Acked-b.Acked)
-	}
-	if n.Acked > 0 {
-		return time.Duration(n.HandledMs) * time.Millisecond / time.Duration(n.Acked)
-	}
-	return 0
-}
-
-func rate(n uint64, in time.Duration) string {
-	if in <= 0 {
-		return "0"
-	}
-	a := float64(n) / in.Seconds()
-	if a < 1 {
-		return strconv.FormatFloat(a, 'g', 2, 64) // slow is not nothing
-	}
-	return strings.TrimSuffix(fmt.Sprintf("%.1f", a), ".0")
-}
-
-// perSecond is how many go in a second, one after the other.
-func perSecond(took time.Duration) string { return rate(1, took) }
-
-// hottest is the key behind which most waits while its head is being handled.
-func (d *ofGroup) hottest() (hot Stall, waiting uint64) {
-	for _, s := range d.g.Stalls {
-		if (s.Reason == "IN_FLIGHT" || s.Reason == "DEFERRED_KEY_LIMIT") && s.Attempts < tried && s.Waiting > waiting {
-			hot, waiting = s, s.Waiting
-		}
-	}
-	return hot, waiting
 }

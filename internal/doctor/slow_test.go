@@ -28,3 +28,81 @@ func TestPerSecond(t *testing.T) {
 		t.Errorf("%+v", found)
 	}
 }
+
+// One member with two workers, each of which takes 15 s for a message, and nothing comes:
+// whenever one looks, the cause is the same, and what it says is true.
+func TestSlowConsumerIsSteady(t *testing.T) {
+	for what, look := range map[string]func(g *Group){
+		"before the first ack":             func(*Group) {},
+		"when nobody asked for long":       func(g *Group) { g.Stalls = unasked("m1") },
+		"of several members, none named":   func(g *Group) { g.Stalls, g.Members = unasked(""), append(g.Members, Member{Name: "m2"}) },
+		"while two are acked":              func(g *Group) { g.Now.Lag, g.Now.Acked, g.Now.HandledMs = 38, 2, 30_000 },
+		"while one is acked, and one more": func(g *Group) { g.Now.Lag, g.Now.InFlight, g.Now.Acked, g.Now.HandledMs = 39, 1, 1, 15_000 },
+		"between two acks": func(g *Group) {
+			g.Now.Lag, g.Now.Acked, g.Now.HandledMs = 38, 2, 30_000
+			g.Before = g.Now
+		},
+	} {
+		f := three()
+		f.Apart = 3 * time.Second
+		g := &f.Groups[0]
+		g.Oldest = now - 8000
+		g.Now = Counts{Lag: 40, InFlight: 2, HandedOut: 2}
+		g.Before = g.Now
+		g.Members = []Member{{Name: "m1", InFlight: 2}}
+		look(g)
+		found := Diagnose(f, Options{Behind: 5 * time.Second})
+		if len(found) != 1 || found[0].Cause != SlowHandlers || strings.Contains(found[0].Text, "slower than messages come") {
+			t.Errorf("%s: %+v", what, found)
+		}
+		if g.Now.Acked > 0 && g.Now.InFlight == 2 && !strings.Contains(strings.Join(found[0].Evidence, "\n"), "at this rate it takes 4m45s more") {
+			t.Errorf("%s: %+v", what, found)
+		}
+	}
+}
+
+func unasked(member string) []Stall {
+	return []Stall{{Reason: "NO_MEMBER", Member: member, Offset: 2, Waiting: 38, Text: "no member asks for messages of this partition; 2 deliveries are out"}}
+}
+
+// Of two members that are named as not asking, the one that holds nothing is silent.
+func TestSilentMemberBesideABusyOne(t *testing.T) {
+	f := three()
+	g := &f.Groups[0]
+	behind(g)
+	g.Members = []Member{{Name: "busy", InFlight: 2}, {Name: "hung"}, {Name: "gone", Away: true, InFlight: 1}}
+	g.Stalls = append(unasked("busy"), unasked("hung")...)
+	found := Diagnose(f, Options{})
+	if len(found) != 1 || found[0].Cause != MemberSilent || !strings.Contains(found[0].Text, "member hung has a session") {
+		t.Errorf("%+v", found)
+	}
+	g.Stalls = unasked("gone")
+	if found := Diagnose(f, Options{}); len(found) != 1 || found[0].Cause != MemberSilent {
+		t.Errorf("what a member holds that went away keeps nobody from asking: %+v", found)
+	}
+}
+
+// What is said of slow handlers goes with the figures beside it.
+func TestSlowHandlersSayWhatIsSo(t *testing.T) {
+	for _, c := range []struct {
+		what                string
+		lag, before, acked  uint64
+		text, beside, never string
+	}{
+		{"more comes than goes", 1100, 1000, 10, "are slower than messages come", "110 new, and the backlog grows", ""},
+		{"as much comes as goes", 1000, 1000, 10, "are no faster than messages come", "10 new, and the backlog stays", ""},
+		{"more goes than comes, and not enough", 9990, 9995, 10, "work off slowly what waits", "5 new, and the backlog shrinks", "messages come"},
+		{"nothing comes", 9990, 10_000, 10, "work off slowly what waits", "0 new, and the backlog shrinks", "messages come"},
+		{"nothing goes or comes", 1000, 1000, 0, "work off slowly what waits", "0 messages acked, 0 new, and the backlog stays", "messages come"},
+	} {
+		f := three()
+		g := &f.Groups[0]
+		behind(g)
+		g.Now.Lag, g.Before.Lag, g.Now.Acked = c.lag, c.before, 100+c.acked
+		found := Diagnose(f, Options{})
+		if len(found) != 1 || found[0].Cause != SlowHandlers || !strings.Contains(found[0].Text, c.text) ||
+			!strings.Contains(strings.Join(found[0].Evidence, "\n"), c.beside) || c.never != "" && strings.Contains(found[0].Text, c.never) {
+			t.Errorf("%s: %+v", c.what, found)
+		}
+	}
+}
