@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/strandmq/strandmq/internal/doctor"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -26,8 +27,48 @@ func (q *inquiry) closely() {
 	q.each(len(list), func(i int) { q.describe(list[i]) })
 }
 
+// between tells whether a partition was looked at between two hand-outs of a key: as many
+// messages as make the most of its backlog wait behind a message that is neither out nor
+// failed. No stall tells of it, as it is about to go.
+func between(p *strandmqv1.GroupPartition) bool {
+	c := p.GetCounts()
+	blocked := c.GetBlocked()
+	for _, s := range p.GetStalls() {
+		switch s.GetReason() {
+		case "IN_FLIGHT", "BACKING_OFF", "DEFERRED_KEY_LIMIT":
+			blocked -= min(blocked, s.GetWaiting())
+		case "PAUSED", "CIRCUIT_OPEN", "NO_MEMBER":
+			return false // nothing is about to go
+		}
+	}
+	return len(p.GetStalls()) < 20 && blocked > 0 && blocked >= c.GetLag()/2 // at 20 the list is cut
+}
+
+const (
+	// glances is how often a group is looked at until what holds a key is seen, and
+	// glanceEvery how long after each other: about as long as a process takes to start,
+	// which is where a handler's time between two messages goes.
+	glances     = 10
+	glanceEvery = 30 * time.Millisecond
+)
+
+// glance looks at a group when its keys are at work, not at an instant between.
+func (q *inquiry) glance(g *doctor.Group) (res *strandmqv1.DescribeGroupResponse, err error) {
+	for n := 1; ; n++ {
+		res, err = one(q, q.asked.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: g.Topic, Group: g.Name})
+		if err != nil || n == glances || !slices.ContainsFunc(res.GetPartitions(), between) {
+			return res, err
+		}
+		select {
+		case <-time.After(glanceEvery):
+		case <-q.ctx.Done():
+			return res, nil
+		}
+	}
+}
+
 func (q *inquiry) describe(g *doctor.Group) {
-	res, err := one(q, q.asked.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: g.Topic, Group: g.Name})
+	res, err := q.glance(g)
 	if isReason(err, "UNKNOWN_GROUP") || isReason(err, "UNKNOWN_TOPIC") {
 		return // deleted meanwhile
 	}

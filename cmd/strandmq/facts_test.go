@@ -33,6 +33,9 @@ type asked struct {
 	oldest time.Time           // of what the group has before it
 	looks  atomic.Int32        // at the groups
 	groups func(n int32) error // of look n, from 1; nil: it answers
+
+	glanced atomic.Int32 // how often the group was asked for
+	group   func(n int32) *strandmqv1.GroupPartition
 }
 
 func (a *asked) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
@@ -58,12 +61,15 @@ func (a *asked) ListGroups(context.Context, *strandmqv1.ListGroupsRequest) (*str
 	}
 	g := &strandmqv1.GroupSummary{Group: &strandmqv1.Group{Topic: "t", Name: "g"}, Counts: &strandmqv1.GroupCounts{}}
 	if !a.oldest.IsZero() {
-		g.Counts.Lag, g.OldestPublished = 1, timestamppb.New(a.oldest)
+		g.Counts.Lag, g.OldestPublished = 10, timestamppb.New(a.oldest)
 	}
 	return &strandmqv1.ListGroupsResponse{Groups: []*strandmqv1.GroupSummary{g}}, nil
 }
 
 func (a *asked) DescribeGroup(context.Context, *strandmqv1.DescribeGroupRequest) (*strandmqv1.DescribeGroupResponse, error) {
+	if n := a.glanced.Add(1); a.group != nil {
+		return &strandmqv1.DescribeGroupResponse{Members: []*strandmqv1.Member{{Name: "m"}}, Partitions: []*strandmqv1.GroupPartition{a.group(n)}}, nil
+	}
 	return &strandmqv1.DescribeGroupResponse{}, nil
 }
 

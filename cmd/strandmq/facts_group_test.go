@@ -1,0 +1,58 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// A group is looked at when its hot key is at work, however many looks fall between two
+// hand-outs of the key; and one that stands so is not looked at for good.
+func TestDoctorLooksWhenAHotKeyIsOut(t *testing.T) {
+	t.Parallel()
+	counts := &strandmqv1.GroupCounts{Lag: 10, Blocked: 9}
+	between := &strandmqv1.GroupPartition{Counts: counts}
+	out := &strandmqv1.GroupPartition{Counts: counts, Stalls: []*strandmqv1.Stall{{Reason: "IN_FLIGHT", Key: "hot", Waiting: 9, Attempts: 1}}}
+	for _, c := range []struct {
+		seen int32 // the glance that sees it
+		says string
+	}{{1, "HOT_KEY"}, {glances, "HOT_KEY"}, {glances + 1, "FALLING_BEHIND"}} {
+		a := &asked{oldest: time.Now().Add(-time.Hour), group: func(n int32) *strandmqv1.GroupPartition {
+			if n < c.seen {
+				return between
+			}
+			return out
+		}}
+		printed, _ := a.run(t, "doctor", "--watch", "0")
+		if !strings.Contains(printed, c.says+": ") || a.glanced.Load() != min(c.seen, glances) {
+			t.Errorf("seen by glance %d, after %d:\n%s", c.seen, a.glanced.Load(), printed)
+		}
+	}
+}
+
+// What waits behind keys that are at work, back off, or are not let go is explained.
+func TestBetweenHandOuts(t *testing.T) {
+	t.Parallel()
+	of := func(blocked uint64, stalls ...*strandmqv1.Stall) bool {
+		return between(&strandmqv1.GroupPartition{Counts: &strandmqv1.GroupCounts{Lag: 100, Blocked: blocked}, Stalls: stalls})
+	}
+	many := make([]*strandmqv1.Stall, 20)
+	for i := range many {
+		many[i] = &strandmqv1.Stall{Reason: "IN_FLIGHT", Waiting: 1}
+	}
+	for what, got := range map[string]bool{
+		"a hot key":             of(90),
+		"one of two hot keys":   of(90, &strandmqv1.Stall{Reason: "IN_FLIGHT", Waiting: 40}),
+		"not little":            !of(40),
+		"not when it is out":    !of(90, &strandmqv1.Stall{Reason: "IN_FLIGHT", Waiting: 90}),
+		"not when it backs off": !of(90, &strandmqv1.Stall{Reason: "BACKING_OFF", Waiting: 60}),
+		"not when nothing goes": !of(90, &strandmqv1.Stall{Reason: "PAUSED", Waiting: 100}),
+		"not of a cut list":     !of(90, many...),
+	} {
+		if !got {
+			t.Error(what)
+		}
+	}
+}
