@@ -3,12 +3,15 @@
 package main
 
 import (
+	"bytes"
 	"context"
+	"encoding/json"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -52,6 +55,7 @@ func TestTypeScriptClient(t *testing.T) {
 	}
 	t.Parallel() // it waits for processes
 	run(t, filepath.Join("node_modules", "typescript", "bin", "tsc"), "-p", ".")
+	run(t, filepath.Join("node_modules", "typescript", "bin", "tsc"), "-p", readmeProject(t, dir))
 	run(t, filepath.Join("test", "retry.mjs"))
 	run(t, filepath.Join("test", "check.mjs"))
 
@@ -103,6 +107,43 @@ func TestTypeScriptClient(t *testing.T) {
 			}
 		}
 	})
+}
+
+// readmeProject makes the TypeScript of the client's README a project that compiles, or
+// does not. Each piece goes on from those before it.
+func readmeProject(t *testing.T, dir string) (folder string) {
+	t.Helper()
+	page, err := os.ReadFile(filepath.Join(dir, "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	pieces := regexp.MustCompile("(?ms)^```ts\n(.*?)^```$").FindAllSubmatch(page, -1)
+	if len(pieces) < 2 {
+		t.Fatalf("README.md has %d pieces of TypeScript: the test does not read them any more", len(pieces))
+	}
+	var code bytes.Buffer
+	for _, piece := range pieces {
+		code.Write(piece[1])
+	}
+	project, err := json.Marshal(map[string]any{
+		"extends": filepath.Join(dir, "tsconfig.json"),
+		"files":   []string{"readme.mts"},
+		"include": []string{},
+		"compilerOptions": map[string]any{
+			"noEmit": true, "rootDir": "/", "typeRoots": []string{filepath.Join(dir, "node_modules", "@types")},
+			"paths": map[string][]string{"@strandmq/client": {filepath.Join(dir, "dist", "index.d.ts")}, "@strandmq/client/*": {filepath.Join(dir, "dist", "*.d.ts")}},
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	folder = t.TempDir()
+	for name, content := range map[string][]byte{"readme.mts": code.Bytes(), "tsconfig.json": project} {
+		if err := os.WriteFile(filepath.Join(folder, name), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return folder
 }
 
 // pageServer serves a folder on an origin of its own.

@@ -13,6 +13,7 @@
 //   - the watch over goroutines: packages that start any run under the race
 //     detector, and their tests look for what was left behind;
 //   - the watch over decoders: each has a fuzz target with seeds;
+//   - the Go on pages and in comments for users, which compiles;
 //   - the tour in README.md, which is run against the real binary.
 //
 // It promises that each failure says what to do instead, since whoever meets
@@ -21,6 +22,7 @@
 //
 //	          ┌ imports ─ table in imports_test.go
 //	tree ──►  ├ pages ─── package comments, links, promises, dependencies
+//	          ├ snippets ─ Go that readers copy
 //	          └ tour ──── README.md's commands, run in order
 //
 // A rule that is wrong is changed here, in the same commit as what it would
