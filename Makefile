@@ -15,7 +15,7 @@ KILLS    ?= 10
 
 # Packages with goroutines of their own: their tests run again under the race
 # detector, shortened (-short), since it makes them about ten times slower.
-RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/nemesis/... ./internal/peer/... ./internal/retry/... ./client/... ./loadtest/... ./cmd/strandmq/...
+RACE     := ./partition/... ./consumer/... ./coordinator/... ./router/... ./internal/broker/... ./internal/histogram/... ./internal/nemesis/... ./internal/peer/... ./internal/retry/... ./client/... ./loadtest/... ./cmd/strandmq/...
 
 # What random tests draw: the same each time, so that a red run is a change's fault.
 # DRAW=0 draws anew, as make random does, with so many checks.

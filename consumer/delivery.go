@@ -95,6 +95,9 @@ type Settlement struct {
 	Delay  partition.Millis // nack: wait this long instead of the backoff; extend: from now; 0: the policy's
 	Reason string           // nack and reject; at most MaxReason bytes
 	Member string           // who settles: the one that was given the token; empty: whoever has it
+	// Published is when the message was published, where that is known without a look:
+	// for Shell.Acked. It decides nothing.
+	Published partition.Millis
 }
 
 // Limits of a settlement.
@@ -108,6 +111,7 @@ type SettleResult struct {
 	Err      error            // *ErrStale, *ErrToken, *ErrHeldTooLong, *ErrBadSettlement, or what kept the call from its partition
 	Deadline partition.Millis // extend: the new one
 	Dead     bool             // nack, reject: the message is a dead letter now
+	Again    bool             // it had taken effect before, and changed nothing now
 }
 
 // Counts splits a partition's log as one group sees it. Ready + Blocked +

@@ -13,6 +13,13 @@ type App struct {
 	// Notice hears what groups do by themselves. It is called as an entry is applied,
 	// and must not block. Set before use. Nil: nobody asks.
 	Notice func(Notice)
+	// Settled hears, where the partition is led, of n settlements of one kind that took
+	// effect, but for the leader's own; dead: they made dead letters. Finished hears of n
+	// messages that are acked or dead, each after so many hand-outs. They are called as an
+	// entry is applied, and must not block: machine_counted.go. Set before use. Nil: nobody
+	// asks.
+	Settled  func(of GroupID, a Action, dead bool, n int)
+	Finished func(of GroupID, handOuts uint32, n int)
 
 	id      partition.PartitionID
 	rows    partition.Rows
@@ -116,6 +123,7 @@ func (a *App) Apply(at partition.Position, cmd []byte) (any, error) {
 		return nil, g.broken
 	}
 	a.tell(g, was, 0)
+	a.tellCounted(g)
 	return res, nil
 }
 

@@ -26,6 +26,7 @@ func (g *group) die(i int32, last Attempt) {
 	o, hash := e.offset, e.keyHash
 	g.rows.putDead(o, &row)
 	g.dead++
+	g.finish(e.ordinal)
 	k := e.key
 	g.dequeue(i)
 	g.leave(i)

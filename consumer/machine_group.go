@@ -79,9 +79,10 @@ type group struct {
 	soiled   []uint64           // keys whose queue on disk changed
 	sweep    bool               // rows of earlier epochs may be left
 
-	broken error // a row that cannot be read
-	hand   *hand // nil where the partition is not led
-	shared *sharedClock
+	counted counted // not replicated: where the partition is led, until the command is applied
+	broken  error   // a row that cannot be read
+	hand    *hand   // nil where the partition is not led
+	shared  *sharedClock
 }
 
 func newGroup(id GroupID, part partition.PartitionID, rows partition.Rows, most bounds) *group {
@@ -500,6 +501,7 @@ func (g *group) acknowledge(i int32) {
 		g.replaying--
 	}
 	g.acked++
+	g.finish(e.ordinal)
 	k := e.key
 	g.dequeue(i)
 	g.leave(i)

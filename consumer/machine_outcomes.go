@@ -45,6 +45,7 @@ func (g *group) settleOne(t Token, a Action, delay partition.Millis, reason []by
 	if _, stale := res.Err.(*ErrStale); stale {
 		g.refused.stale++
 	}
+	g.countSettled(a, res)
 	return res
 }
 

@@ -70,7 +70,7 @@ func (g *group) settleEnded(e *entry, t Token, a Action) SettleResult {
 	case a == Nack && e.last == byNack || a == Release && e.last == byRelease:
 		// The hand-out ended. The same answer again changes nothing and is no
 		// error: its first reply may have been lost.
-		return SettleResult{}
+		return SettleResult{Again: true}
 	default:
 		if e.last == byLapse {
 			g.late(a, g.clock-e.handedAt)
@@ -111,7 +111,7 @@ func (g *group) settleAgain(t Token, a Action) SettleResult {
 	if dead {
 		again := a == Nack && row.last == byNack || a == Reject && row.last == byReject
 		if again && row.handOut == t.HandOut {
-			return SettleResult{Dead: true}
+			return SettleResult{Dead: true, Again: true}
 		}
 		if row.last == byLapse && row.handOut == t.HandOut {
 			g.late(a, g.policy.AckDeadline)
@@ -134,7 +134,7 @@ func (g *group) settleAgain(t Token, a Action) SettleResult {
 		g.late(a, g.policy.AckDeadline)
 		return stale("another hand-out of the message was acked")
 	case a == Ack:
-		return SettleResult{}
+		return SettleResult{Again: true}
 	default:
 		return stale("it was acked")
 	}

@@ -40,6 +40,13 @@ type Shell struct {
 	// Lost hears of a message that an at-most-once group was handed and that cannot
 	// be read: it comes to nobody again. It must not block. Set before use.
 	Lost func(GroupID, *partition.ErrUnreadable)
+	// Acked hears of n acks that took effect in a partition that this node led, and when
+	// their messages were published, where that is known. It must not block. Set before
+	// use. Nil: nobody asks.
+	Acked func(gid GroupID, published partition.Millis, n int)
+	// Published tells when a message was published, and the first offset behind it with
+	// another time. It may read from disk. Set before use. Nil: nobody knows.
+	Published func(partition.PartitionID, partition.Offset) (partition.Millis, partition.Offset, error)
 
 	clocks sync.Map // groupIn → *sharedClock
 	calls  atomic.Uint64

@@ -165,7 +165,7 @@ func (st *Stream) Take(h Handed) {
 	for i := range h.Deliveries {
 		d := &h.Deliveries[i]
 		blk.until = max(blk.until, d.Deadline)
-		blk.items[i] = keptItem{offset: d.Message.Offset, handOut: d.Fence, ordinal: d.Ordinal}
+		blk.keep(i, keptItem{offset: d.Message.Offset, handOut: d.Fence, ordinal: d.Ordinal}, d.Message.PublishTime)
 	}
 	st.mu.Lock()
 	if !st.closed {
@@ -281,7 +281,9 @@ func (s *Shell) SettleAsync(pid partition.PartitionID, gid GroupID, list []Settl
 		return
 	}
 	finish := func(res any, err error) {
-		for i, r := range settled(pid, len(some), res, err) {
+		results := settled(pid, len(some), res, err)
+		s.tellAcked(gid, some, results)
+		for i, r := range results {
 			out[place[i]] = r
 		}
 		done(out)

@@ -64,7 +64,10 @@ func (s *Shell) settlePart(ctx context.Context, pid partition.PartitionID, gid G
 		some[i] = all[at]
 	}
 	got, err := s.propose(ctx, pid, encodeSettle(s.stamp(ctx, pid, gid), gid, some))
-	for i, r := range settled(pid, len(part), got, err) {
+	results := settled(pid, len(part), got, err)
+	s.findPublished(pid, some, results)
+	s.tellAcked(gid, some, results)
+	for i, r := range results {
 		res[part[i]] = r
 	}
 }

@@ -183,7 +183,7 @@ func (st *Stream) handed(part partition.PartitionID, hs []handOut) (Handed, bool
 			HandedAt: x.HandedAt, Deadline: x.Deadline, FirstSeen: x.FirstSeen, Replayed: x.Replayed, Settled: x.Settled,
 		}
 		blk.until = max(blk.until, x.Deadline)
-		blk.items[i] = keptItem{offset: x.Offset, handOut: x.Number, ordinal: x.Ordinal}
+		blk.keep(i, keptItem{offset: x.Offset, handOut: x.Number, ordinal: x.Ordinal}, raws[i].PublishTime)
 	}
 	clear(raws)
 	st.raws = raws[:0]

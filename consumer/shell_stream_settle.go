@@ -3,6 +3,7 @@ package consumer
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"sync"
 
@@ -40,12 +41,25 @@ type keptBlock struct {
 	items []keptItem
 	until partition.Millis // the latest deadline among them, or when to ask again
 	asked bool             // the partition is asked whether they are still out
+
+	published partition.Millis // the first of its messages
 }
 
 type keptItem struct {
 	offset  partition.Offset
 	handOut uint64 // 0: settled
 	ordinal uint32
+	later   int32 // ms: when its message was published, less the block's time
+}
+
+// keep puts a delivery into its place in the block. A stream keeps very many of them, so
+// there is no room for a whole time: what is 24 days apart is taken for that.
+func (k *keptBlock) keep(i int, x keptItem, published partition.Millis) {
+	if i == 0 {
+		k.published = published
+	}
+	x.later = int32(min(max(published-k.published, math.MinInt32), math.MaxInt32))
+	k.items[i] = x
 }
 
 // piece is a part of a run, in one block.
@@ -206,6 +220,7 @@ func (st *Stream) Settle(ctx context.Context, runs []SettleRun, done func([]Sett
 				st.req.Again(st.tokens(b.what), got, func(res []SettleResult) { finish(b, res) })
 				return
 			}
+			st.s.tellAcked(st.req.Group, b.what, got)
 			finish(b, got)
 		}
 		cmd := encodeSettle(st.s.stamp(ctx, b.part, st.req.Group), st.req.Group, b.what)
@@ -276,6 +291,7 @@ func (st *Stream) pieces(runs []SettleRun, bad []error) (pieces []piece, batches
 							Offset: x.offset, HandOut: x.handOut, Ordinal: x.ordinal,
 						},
 						Action: r.Action, Delay: r.Delay, Reason: r.Reason,
+						Published: blk.published + partition.Millis(x.later),
 					})
 					to.bytes += len(r.Reason)
 					n++

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"runtime/debug"
 	"slices"
+	"time"
 
 	"go.etcd.io/raft/v3"
 	"go.etcd.io/raft/v3/raftpb"
 
+	"github.com/strandmq/strandmq/internal/histogram"
 	"github.com/strandmq/strandmq/internal/keyspace"
 	"github.com/strandmq/strandmq/partition/logstore"
 )
@@ -31,9 +33,11 @@ type core struct {
 	tail     tail
 	seen     idFilter
 	ids      uint64
-	since    int64  // bytes behind the checkpoints of all replicas
-	rows     int64  // bytes of their Apps' rows that wait for those
-	now      Millis // of the last look at the timers
+	since    int64                // bytes behind the checkpoints of all replicas
+	rows     int64                // bytes of their Apps' rows that wait for those
+	now      Millis               // of the last look at the timers
+	clock    time.Duration        // of the pump under way, since some beginning; 0: nobody measures
+	commits  *histogram.Histogram // how long entries took that this node led: see commits.go
 
 	stopping bool     // Apps get no more turns
 	hangs    bool     // the disk does
@@ -86,7 +90,7 @@ type write struct {
 func newCore(cfg Config) *core {
 	return &core{
 		cfg: cfg, store: cfg.Store, replicas: make(map[PartitionID]*replica), peers: make(map[NodeID]*peer), away: make(map[PartitionID]*replica),
-		tail: newTail(cfg.TailCacheBytes), seen: idFilter{bytes: cfg.IDFilterBytes}, ids: cfg.Seed,
+		commits: newCommits(), tail: newTail(cfg.TailCacheBytes), seen: idFilter{bytes: cfg.IDFilterBytes}, ids: cfg.Seed,
 	}
 }
 

@@ -31,6 +31,7 @@ type Host struct {
 	cfg   Config
 	core  *core // the loop's
 	inbox inbox
+	began time.Time // of core.clock
 	syncs chan *write
 	back  outbox
 
@@ -110,7 +111,7 @@ func Open(cfg Config) (*Host, error) {
 // newHost makes a host that nothing moves yet.
 func newHost(cfg Config) *Host {
 	return &Host{
-		cfg: cfg, core: newCore(cfg),
+		cfg: cfg, core: newCore(cfg), began: time.Now(),
 		inbox: inbox{wake: make(chan struct{}, 1)}, back: outbox{wake: make(chan struct{}, 1)},
 		syncs: make(chan *write, cfg.SyncsInFlight+1), shelves: make(map[PartitionID]*shelf),
 		failed: make(chan error, 1), loopDone: make(chan struct{}), syncDone: make(chan struct{}), backDone: make(chan struct{}),

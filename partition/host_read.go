@@ -243,6 +243,13 @@ func (h *Host) PublishTime(id PartitionID, o Offset) (Millis, error) {
 	return row.time, err
 }
 
+// PublishTimes is PublishTime, and the first offset behind the message's record batch,
+// which was published at once.
+func (h *Host) PublishTimes(id PartitionID, o Offset) (Millis, Offset, error) {
+	row, err := h.rowOf(id, o)
+	return row.time, row.end(), err
+}
+
 // rowOf reads the row of the offset index that a message is in.
 func (h *Host) rowOf(id PartitionID, o Offset) (indexRow, error) {
 	r, pos, err := h.reader(id)

@@ -132,6 +132,7 @@ func (h *Host) loop() {
 		}
 		moved := c.ready() && inflight < h.cfg.SyncsInFlight && hold <= 0
 		if moved {
+			c.clock = time.Since(h.began)
 			w, answers, err := c.pump(now)
 			h.back.put(answers, c.takeRoles())
 			if err != nil {

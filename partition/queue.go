@@ -1,17 +1,22 @@
 package partition
 
-import "github.com/strandmq/strandmq/internal/record"
+import (
+	"time"
+
+	"github.com/strandmq/strandmq/internal/record"
+)
 
 // proposal is a batch or a command on its way into a log.
 type proposal struct {
 	id     uint64
 	kind   EntryKind
 	data   []byte
-	batch  record.Batch // of data, for Batches
-	source Source       // whose, for Batches
-	size   int64        // held in the queues until answered; 0: the App's own
-	term   uint64       // in which it was given to raft
-	own    bool         // what the App returned from a turn
+	batch  record.Batch  // of data, for Batches
+	source Source        // whose, for Batches
+	size   int64         // held in the queues until answered; 0: the App's own
+	term   uint64        // in which it was given to raft
+	own    bool          // what the App returned from a turn
+	given  time.Duration // the first of an entry: when the entry was given to raft, by core.clock; 0 for the others
 
 	// One of them is called, once. Both nil: nobody waits.
 	stored func([]Stored, error)

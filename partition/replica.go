@@ -312,6 +312,7 @@ func (r *replica) proposeKind(kind EntryKind, q *fifo) bool {
 		}
 		return false
 	}
+	q.at(0).given = r.c.clock
 	for range n {
 		r.waiting.push(q.pop())
 	}
@@ -549,6 +550,7 @@ func (r *replica) applyItem(index Index, kind EntryKind, x item) error {
 	r.driveDue = true
 	if mine {
 		a.p = r.waiting.pop()
+		r.c.committed(a.p)
 		r.answer(a)
 	}
 	return nil

@@ -211,7 +211,7 @@ func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun, n int
 		}
 	}
 	a.stream.Settle(ctx, runs, func(results []consumer.SettleRunResult) {
-		a.countSettled(runs, results)
+		a.countRefused(results)
 		a.mu.Lock()
 		a.answers += n
 		a.results = append(a.results, results...)

@@ -184,6 +184,7 @@ func (b *Broker) open(ctx context.Context) error {
 	b.cluster = b.coord.View().Cluster
 	b.groups = consumer.NewShell(b.host, b.cluster.TokenSecret)
 	b.groups.Explain, b.groups.Lost = b.standsBefore, b.lostUnread
+	b.groups.Acked, b.groups.Published = b.ackedHere, b.host.PublishTimes
 	b.parts, b.members, b.retention = own{b}, b.coord, newRetention(b)
 	if b.far != nil {
 		b.parts, b.members = b.far, &farMembers{b: b, told: map[uint64]time.Time{}}
@@ -225,7 +226,7 @@ func (b *Broker) openHost() error {
 		if id != partition.Metadata {
 			app, err := consumer.NewApp(id, rows)
 			if err == nil {
-				app.Notice = b.noticed
+				app.Notice, app.Settled, app.Finished = b.noticed, b.settledHere, b.finishedHere
 			}
 			return app, err
 		}

@@ -31,6 +31,7 @@ func (b *Broker) collect(ctx context.Context, ch chan<- prometheus.Metric) {
 	}
 	b.collectStore(to)
 	b.collectCluster(to)
+	b.collectGroups(to)
 	if b.far == nil || b.far.here(partition.Metadata) {
 		events, _ := b.coord.Events()
 		for _, t := range events.Totals() {

@@ -21,6 +21,7 @@ func (b *Broker) collectStore(to sampler) {
 		}
 	}
 	to.ch <- prometheus.MustNewConstHistogram(to.get("fsync_duration_seconds", "Fsyncs of the store's log; one serves many partitions.", nil), uint64(m.Fsyncs), m.FsyncTotal.Seconds(), buckets)
+	to.ch <- shown(to.get("commit_duration_seconds", "From an entry of messages or commands being given to Raft until a majority had it on disk and it was applied here, for partitions that this node led; what waits in the queues before is not in it.", nil), b.host.Commits(), 1e6)
 	counter("store_batches_total", "Batches that were committed over the store's life.", nil, float64(m.Batches))
 	counter("store_write_stalls_total", "Times that writes waited for flushes.", nil, float64(m.WriteStalls))
 	counter("store_write_stall_seconds_total", "How long writes waited for flushes.", nil, m.WriteStallFor.Seconds())

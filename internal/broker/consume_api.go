@@ -261,11 +261,6 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 			b.logItem(r.Err, "settle")
 			b.metrics.refusedSettlement(r.Err, topicLabel, groupLabel, 1)
 			out = &strandmqv1.SettleResult{Problem: b.itemProblem("settlements", place[i], r.Err)}
-		} else {
-			b.metrics.settled[settledName(list[i].Action)].WithLabelValues(topicLabel, groupLabel).Inc()
-			if r.Dead {
-				b.metrics.deadLettered.WithLabelValues(topicLabel, groupLabel).Inc()
-			}
 		}
 		res.Results[place[i]] = out
 	}
@@ -330,20 +325,6 @@ func actionOf(a strandmqv1.SettleAction) consumer.Action {
 		return consumer.Release
 	}
 	return 0
-}
-
-func settledName(a consumer.Action) string {
-	switch a {
-	case consumer.Nack:
-		return "nacked"
-	case consumer.Reject:
-		return "rejected"
-	case consumer.Extend:
-		return "extended"
-	case consumer.Release:
-		return "released"
-	}
-	return "acked"
 }
 
 func assignment(m *coordinator.Member) []*strandmqv1.PartitionShare {

@@ -6,27 +6,28 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"github.com/strandmq/strandmq/consumer"
+	"github.com/strandmq/strandmq/internal/histogram"
 	"github.com/strandmq/strandmq/partition"
 )
 
 // deliveryMeter is the counters of one group's deliveries, looked up once. What
 // is counted by delivery is added up by done. One goroutine uses it.
 type deliveryMeter struct {
-	b            *Broker
 	topic, group string // as labels
 	delivered    prometheus.Counter
 	redelivered  prometheus.Counter
-	latency      prometheus.Observer
+	latency      *histogram.Histogram
 
 	n, again int
 	now      partition.Millis
+	run      histogram.Run
 }
 
 func (b *Broker) deliveryMeter(topic, group string) deliveryMeter {
 	topic, group = b.metrics.label(topic, group)
 	return deliveryMeter{
-		b: b, topic: topic, group: group, delivered: b.metrics.delivered.WithLabelValues(topic, group),
-		redelivered: b.metrics.redelivered.WithLabelValues(topic, group), latency: b.metrics.deliveryTime.WithLabelValues(topic, group),
+		topic: topic, group: group, delivered: b.metrics.delivered.WithLabelValues(topic, group),
+		redelivered: b.metrics.redelivered.WithLabelValues(topic, group), latency: b.metrics.deliveryTime.with(topic, group),
 	}
 }
 
@@ -39,35 +40,28 @@ func (m *deliveryMeter) delivery(attempt uint32, replayed bool, published partit
 	if attempt > 1 {
 		m.again++
 	} else if !replayed {
-		m.latency.Observe(float64(max(0, m.now-published)) / 1000)
+		m.run.Add(m.latency, 1000*int64(max(0, m.now-published)))
 	}
 }
 
 // done ends an answer.
 func (m *deliveryMeter) done() {
+	if m.n == 0 {
+		return
+	}
 	m.delivered.Add(float64(m.n))
 	m.redelivered.Add(float64(m.again))
+	m.run.Flush(m.latency)
 	m.n, m.again = 0, 0
 }
 
-// countSettled keeps the counters of settlements that came over a stream.
-func (a *attendant) countSettled(runs []consumer.SettleRun, results []consumer.SettleRunResult) {
-	run := 0
+// countRefused keeps the counters of settlements that came over a stream and were refused.
+// Those that took effect are counted where their partition is led: see groupMeter.
+func (a *attendant) countRefused(results []consumer.SettleRunResult) {
 	for i := range results {
-		r := &results[i]
-		// Results are in the order of the runs, each run's in one or several.
-		for run < len(runs)-1 && !(runs[run].First <= r.First && r.Last <= max(runs[run].Last, runs[run].First)) {
-			run++
-		}
-		if r.Err != nil {
+		if r := &results[i]; r.Err != nil {
 			a.b.logItem(r.Err, "settle")
 			a.b.metrics.refusedSettlement(r.Err, a.meter.topic, a.meter.group, float64(r.Last-r.First+1))
-			continue
-		}
-		n := float64(r.Last - r.First + 1)
-		a.b.metrics.settled[settledName(runs[run].Action)].WithLabelValues(a.meter.topic, a.meter.group).Add(n)
-		if r.Dead {
-			a.b.metrics.deadLettered.WithLabelValues(a.meter.topic, a.meter.group).Add(n)
 		}
 	}
 }

@@ -244,3 +244,16 @@ func TestOverBoth(t *testing.T) {
 		t.Run(name, test)
 	}
 }
+
+// metricOfAll adds a metric up over the nodes that there are, of which one is given.
+func metricOfAll(t *testing.T, b *Broker, name string) (sum float64) {
+	t.Helper()
+	c, ok := clusters.Load(b)
+	if !ok {
+		return metric(t, b, name)
+	}
+	for _, n := range []*Broker{c.(*cluster).owner, b} {
+		sum += metric(t, n, name)
+	}
+	return sum
+}

@@ -102,7 +102,7 @@ func settlementsTo(list []consumer.Settlement) []*nodev1.Settlement {
 	out := make([]*nodev1.Settlement, len(list))
 	for i := range list {
 		s := &list[i]
-		out[i] = &nodev1.Settlement{Token: s.Token.String(), Action: uint32(s.Action), DelayMs: int64(s.Delay), Reason: s.Reason, Member: s.Member}
+		out[i] = &nodev1.Settlement{Token: s.Token.String(), Action: uint32(s.Action), DelayMs: int64(s.Delay), Reason: s.Reason, Member: s.Member, PublishedMs: int64(s.Published)}
 	}
 	return out
 }
@@ -112,7 +112,7 @@ func settlementsTo(list []consumer.Settlement) []*nodev1.Settlement {
 func settlementsFrom(list []*nodev1.Settlement) []consumer.Settlement {
 	out := make([]consumer.Settlement, len(list))
 	for i, s := range list {
-		out[i] = consumer.Settlement{Action: consumer.Action(min(s.GetAction(), 255)), Delay: partition.Millis(s.GetDelayMs()), Reason: s.GetReason(), Member: s.GetMember()}
+		out[i] = consumer.Settlement{Action: consumer.Action(min(s.GetAction(), 255)), Delay: partition.Millis(s.GetDelayMs()), Reason: s.GetReason(), Member: s.GetMember(), Published: partition.Millis(s.GetPublishedMs())}
 		out[i].Token, _ = consumer.ParseToken(s.GetToken())
 	}
 	return out

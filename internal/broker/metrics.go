@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"math"
 	"net/http"
 	"regexp"
 	"runtime"
@@ -35,10 +36,8 @@ type metrics struct {
 
 	delivered    *prometheus.CounterVec
 	redelivered  *prometheus.CounterVec
-	settled      map[string]*prometheus.CounterVec // by action
-	deadLettered *prometheus.CounterVec
 	stale        *prometheus.CounterVec
-	deliveryTime *prometheus.HistogramVec
+	deliveryTime *histograms
 
 	rejects *prometheus.CounterVec
 	calls   *prometheus.HistogramVec
@@ -46,6 +45,7 @@ type metrics struct {
 	elected prometheus.Counter
 
 	labelled []labelledSeries // all of the above
+	groups   groupMeters      // of what is applied here
 	read     descriptions     // of what is read when asked
 
 	full func(reason string) // hears of calls that were refused for want of memory; nil: nobody asks
@@ -87,6 +87,20 @@ func latency() []float64 {
 	return []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60}
 }
 
+// ackLatency begins at what a time of publish can tell, a millisecond, and goes on to what
+// a backlog and a day of retries take.
+func ackLatency() []float64 {
+	return []float64{.001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400}
+}
+
+// micros are seconds in microseconds.
+func micros(seconds []float64) (out []int64) {
+	for _, s := range seconds {
+		out = append(out, int64(math.Round(s*1e6)))
+	}
+	return out
+}
+
 func newMetrics(version string) *metrics {
 	var labelled []labelledSeries
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
@@ -99,6 +113,11 @@ func newMetrics(version string) *metrics {
 		labelled = append(labelled, v)
 		return v
 	}
+	byGroup := func(name, help string) *histograms {
+		h := newHistograms(name, help, 1e6, micros(latency())...)
+		labelled = append(labelled, h)
+		return h
+	}
 	m := &metrics{
 		registry:       prometheus.NewRegistry(),
 		published:      counter("messages_published_total", "Messages stored since the broker started, duplicates not counted.", "topic"),
@@ -108,20 +127,13 @@ func newMetrics(version string) *metrics {
 		publishTime:    histogram("publish_duration_seconds", "From a publish call's arrival until all its messages are on disk or refused.", "topic"),
 		delivered:      counter("messages_delivered_total", "Deliveries in answers since the broker started; a delivery that was asked for again counts again.", "topic", "group"),
 		redelivered:    counter("messages_redelivered_total", "Of the deliveries in answers, those with a second or later attempt.", "topic", "group"),
-		deadLettered:   counter("messages_dead_lettered_by_members_total", "Nacks and rejects since the broker started that made a dead letter; strandmq_group_dead_messages has those of lapses too.", "topic", "group"),
 		stale:          counter("messages_stale_total", "Settlements since the broker started that were refused, as their token was not that of the current delivery.", "topic", "group"),
-		deliveryTime:   histogram("delivery_latency_seconds", "From a message's publish to its first delivery's answer.", "topic", "group"),
+		deliveryTime:   byGroup("delivery_latency_seconds", "From a message's publish to its first delivery's answer."),
 		rejects:        counter("rejected_total", "Calls that were refused as a whole since the broker started, by reason of docs/errors.md.", "reason"),
 		calls:          histogram("rpc_server_call_duration_seconds", "Calls answered, long polls with their wait.", "rpc_system_name", "rpc_method", "rpc_response_status_code"),
 		crowded:        counter("connections_refused_total", "Connections that were closed as they came since the broker started: their address had as many as one may have."),
 		elected:        prometheus.NewCounter(prometheus.CounterOpts{Name: "strandmq_elections_won_total", Help: "How often a replica on this node came to lead its partition since the broker started, by an election or since it was handed over."}),
-		settled:        map[string]*prometheus.CounterVec{},
 		seen:           map[[2]string]bool{},
-	}
-	for action, help := range map[string]string{
-		"acked": "Acks confirmed", "nacked": "Nacks confirmed", "rejected": "Rejects confirmed", "extended": "Extends confirmed", "released": "Releases confirmed",
-	} {
-		m.settled[action] = counter("messages_"+action+"_total", help+" since the broker started; a repeat that succeeded counts again.", "topic", "group")
 	}
 	m.labelled = labelled
 	m.registry.MustRegister(m.elected)

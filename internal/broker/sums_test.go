@@ -2,6 +2,7 @@ package broker
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -97,6 +98,7 @@ func TestMetricsAddUp(t *testing.T) {
 	c.api(0).group(t, "orders", "g", &strandmqv1.GroupPolicy{MaxAttempts: proto.Uint32(2), BackoffMs: proto.Int64(1), BackoffMaxMs: proto.Int64(1), AckDeadlineMs: proto.Int64(1000), BreakerFailedPercent: proto.Uint32(0)})
 
 	seen, kept := 0, map[[2]uint64]bool{}
+	var acked []*strandmqv1.Settlement // what succeeded
 	// work publishes, every fifth twice, and settles all of it in every way.
 	work := func(through int, prefix string, n int) {
 		t.Helper()
@@ -133,7 +135,12 @@ func TestMetricsAddUp(t *testing.T) {
 				list = append(list, s)
 			}
 			if len(list) > 0 {
-				_, _ = c.api(through).consume.Settle(ctx(t), &strandmqv1.SettleRequest{Topic: "orders", Group: "g", Settlements: list}) // what is lost lapses
+				res, err := c.api(through).consume.Settle(ctx(t), &strandmqv1.SettleRequest{Topic: "orders", Group: "g", Settlements: list}) // what is lost lapses
+				for i, r := range res.GetResults() {
+					if err == nil && r.GetProblem() == nil && list[i].GetAction() == ack {
+						acked = append(acked, list[i])
+					}
+				}
 			}
 			g, err := c.api(through).groups.DescribeGroup(ctx(t), &strandmqv1.DescribeGroupRequest{Topic: "orders", Group: "g"})
 			return err == nil && len(g.GetLeftOut()) == 0 && g.GetCounts().GetLag() == 0 && g.GetCounts().GetInFlight() == 0
@@ -178,8 +185,28 @@ func TestMetricsAddUp(t *testing.T) {
 		}
 	}
 
+	// once is what the nodes count themselves. That is never more than the log has, and all of
+	// it while nobody else came to lead; of an ack that its caller gave up for lost the time
+	// may be missing.
+	once := func(through int, when string, all bool) map[string]float64 {
+		t.Helper()
+		told, got, counted := c.told(through, "orders"), c.sums("orders"), map[string]float64{}
+		for name, most := range map[string]float64{
+			"strandmq_messages_acked_total": told["acked"], "strandmq_messages_nacked_total": told["nacked"], "strandmq_messages_rejected_total": told["rejected"],
+			"strandmq_ack_latency_seconds_count": told["acked"], "strandmq_message_hand_outs_count": told["is acked"] + told["is dead"], "strandmq_message_hand_outs_sum": told["handed-out"],
+		} {
+			counted[name] = got[name]
+			if got[name] > most || all && got[name] != most && name != "strandmq_ack_latency_seconds_count" {
+				t.Errorf("%s: %s is %v, and the log has %v", when, name, got[name], most)
+			}
+		}
+		return counted
+	}
+
+	before := c.won()
 	work(0, "a", 60)
 	addUp(0, "at first", 9)
+	counted := once(0, "at first", c.won() == before)
 
 	began, moves := c.won(), 0.0
 	for i, p := range c.partitionsOf(0, "orders") {
@@ -198,6 +225,18 @@ func TestMetricsAddUp(t *testing.T) {
 		})
 	}
 	addUp(1, "after leaderships moved", 9)
+	for chunk := range slices.Chunk(acked, 100) { // to whoever leads now
+		inTime(t, "acks again", func() bool {
+			res, err := c.api(1).consume.Settle(ctx(t), &strandmqv1.SettleRequest{Topic: "orders", Group: "g", Settlements: chunk})
+			return err == nil && !slices.ContainsFunc(res.GetResults(), func(r *strandmqv1.SettleResult) bool { return r.GetProblem() != nil })
+		})
+	}
+	if counted["strandmq_ack_latency_seconds_count"] == 0 {
+		t.Error("no acks are counted by their time")
+	}
+	if again := once(1, "after leaderships moved", false); !maps.Equal(again, counted) {
+		t.Errorf("after leaderships moved, and acks that were repeated: %v; before: %v", again, counted)
+	}
 	work(2, "b", 30)
 
 	if won := c.won(); won < began+moves {
@@ -211,4 +250,5 @@ func TestMetricsAddUp(t *testing.T) {
 	work(lives, "c", 30)
 	<-done
 	addUp(lives, "after a leader died", 6)
+	once(lives, "after a leader died", false)
 }

@@ -1289,7 +1289,9 @@ type Settlement struct {
 	// Why.
 	Reason string `protobuf:"bytes,4,opt,name=reason,proto3" json:"reason,omitempty"`
 	// Who settles.
-	Member        string `protobuf:"bytes,5,opt,name=member,proto3" json:"member,omitempty"`
+	Member string `protobuf:"bytes,5,opt,name=member,proto3" json:"member,omitempty"`
+	// When its message was published, where that is known: for metrics.
+	PublishedMs   int64 `protobuf:"varint,6,opt,name=published_ms,json=publishedMs,proto3" json:"published_ms,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1357,6 +1359,13 @@ func (x *Settlement) GetMember() string {
 		return x.Member
 	}
 	return ""
+}
+
+func (x *Settlement) GetPublishedMs() int64 {
+	if x != nil {
+		return x.PublishedMs
+	}
+	return 0
 }
 
 // SettleResult is what became of one settlement.
@@ -3381,14 +3390,15 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\x05group\x18\x01 \x01(\x04R\x05group\x125\n" +
 	"\vsettlements\x18\x02 \x03(\v2\x13.node.v1.SettlementR\vsettlements\"A\n" +
 	"\x0eSettleResponse\x12/\n" +
-	"\aresults\x18\x01 \x03(\v2\x15.node.v1.SettleResultR\aresults\"\x85\x01\n" +
+	"\aresults\x18\x01 \x03(\v2\x15.node.v1.SettleResultR\aresults\"\xa8\x01\n" +
 	"\n" +
 	"Settlement\x12\x14\n" +
 	"\x05token\x18\x01 \x01(\tR\x05token\x12\x16\n" +
 	"\x06action\x18\x02 \x01(\rR\x06action\x12\x19\n" +
 	"\bdelay_ms\x18\x03 \x01(\x03R\adelayMs\x12\x16\n" +
 	"\x06reason\x18\x04 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06member\x18\x05 \x01(\tR\x06member\"o\n" +
+	"\x06member\x18\x05 \x01(\tR\x06member\x12!\n" +
+	"\fpublished_ms\x18\x06 \x01(\x03R\vpublishedMs\"o\n" +
 	"\fSettleResult\x12*\n" +
 	"\afailure\x18\x01 \x01(\v2\x10.node.v1.FailureR\afailure\x12\x1f\n" +
 	"\vdeadline_ms\x18\x02 \x01(\x03R\n" +
