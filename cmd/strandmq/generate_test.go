@@ -198,7 +198,7 @@ func smooth(text string) string {
 // planted on it: each on a topic of its own, and on no other.
 func TestAlertsSeeGroups(t *testing.T) {
 	t.Parallel()
-	url := ward(t, t.TempDir(), func(c *broker.Config) { c.RetentionEvery = 10 * time.Millisecond }).URL()
+	url := ward(t, t.TempDir(), func(c *broker.Config) { c.RetentionEvery, c.MetricsPerPartition = 10*time.Millisecond, true }).URL()
 	hour := proto.Int64((time.Hour).Milliseconds())
 	once := &strandmqv1.GroupPolicy{MaxAttempts: proto.Uint32(1)}
 	short := &strandmqv1.TopicConfig{RetentionBytes: proto.Int64(1)}
@@ -421,9 +421,10 @@ func TestDashboardIsPrometheus(t *testing.T) {
 	t.Parallel()
 	var d struct {
 		Panels []struct {
-			Title, Type string
-			GridPos     struct{ X, Y, W, H int }
-			Targets     []struct{ Expr string }
+			Title, Type, Description string
+			GridPos                  struct{ X, Y, W, H int }
+			Targets                  []struct{ Expr string }
+			FieldConfig              struct{ Defaults struct{ NoValue string } }
 		}
 	}
 	if err := json.Unmarshal([]byte(printed(t, "generate", "grafana")), &d); err != nil {
@@ -431,6 +432,7 @@ func TestDashboardIsPrometheus(t *testing.T) {
 	}
 	var exprs strings.Builder
 	taken := map[[2]int]string{}
+	single := 0 // queries of single partitions
 	for _, p := range d.Panels {
 		for x := range p.GridPos.W {
 			for y := range p.GridPos.H {
@@ -442,11 +444,20 @@ func TestDashboardIsPrometheus(t *testing.T) {
 			}
 		}
 		for _, q := range p.Targets {
+			if strings.Contains(q.Expr, "partition)") {
+				single++
+				if !strings.Contains(p.Description, "--"+metricsPerPartition) || !strings.Contains(p.FieldConfig.Defaults.NoValue, "--"+metricsPerPartition) {
+					t.Errorf("%s does not say why there may be nothing", p.Title)
+				}
+			}
 			exprs.WriteString(strings.ReplaceAll(q.Expr, "$__rate_interval", "5m") + "\n")
 		}
 		if p.Type != "row" && len(p.Targets) == 0 {
 			t.Errorf("%s shows nothing", p.Title)
 		}
+	}
+	if single == 0 {
+		t.Error("nothing shows single partitions")
 	}
 	cmd := exec.CommandContext(t.Context(), alertsTool(t), "-")
 	cmd.Stdin = strings.NewReader(exprs.String())

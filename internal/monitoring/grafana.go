@@ -36,9 +36,13 @@ func Grafana() string {
 			for i, q := range p.show {
 				targets = append(targets, object{"refId": string(rune('A' + i)), "expr": q.expr, "legendFormat": q.legend, "datasource": source})
 			}
+			look := object{"unit": p.unit, "min": lowest(p), "custom": object{"fillOpacity": 10}}
+			if p.none != "" {
+				look["noValue"] = p.none
+			}
 			add(object{
 				"type": "timeseries", "title": p.title, "description": p.help, "datasource": source, "targets": targets,
-				"fieldConfig": object{"defaults": object{"unit": p.unit, "min": lowest(p), "custom": object{"fillOpacity": 10}}, "overrides": []object{}},
+				"fieldConfig": object{"defaults": look, "overrides": []object{}},
 				"options":     object{"legend": object{"displayMode": "list", "placement": "bottom"}, "tooltip": object{"mode": "multi"}},
 			}, x, w, height)
 			x += w

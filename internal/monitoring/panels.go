@@ -5,6 +5,7 @@ type panel struct {
 	title string
 	unit  string // Grafana's name of it
 	help  string
+	none  string // what it says when there is nothing; empty: Grafana's own words
 	wide  bool
 	show  []query
 }
@@ -24,6 +25,11 @@ const (
 	inGroup = `{job=~"$job",topic=~"$topic",group=~"$group"}`
 	every   = "[$__rate_interval]"
 	group   = "{{topic}} {{group}}"
+	one     = "{{topic}}/{{partition}}"
+
+	// Of a broker's default there are no series of single partitions.
+	bySwitch = "Only of nodes that run with --metrics-per-partition."
+	noSwitch = "Nothing: are the nodes started with --metrics-per-partition?"
 )
 
 // slowest are the 99th percentile of a histogram's seconds.
@@ -78,6 +84,12 @@ func panels() []row {
 				show: []query{{"sum by (topic) (rate(strandmq_bytes_published_total" + inTopic + every + "))", "{{topic}}"}}},
 			{title: "From publish to delivery, 99 %", unit: "s",
 				show: []query{{slowest("strandmq_delivery_latency_seconds", "topic, group", inGroup), group}}},
+			{title: "From publish to ack, 99 %", unit: "s", help: "Of the messages that are acked now, whatever they went through.",
+				show: []query{{slowest("strandmq_ack_latency_seconds", "topic, group", inGroup), group}}},
+			{title: "Hand-outs of a message", unit: "short", help: "Until it is acked or dead; 1: nothing is handed out again.", show: []query{
+				{"sum by (topic, group) (rate(strandmq_message_hand_outs_sum" + inGroup + every + ")) / sum by (topic, group) (rate(strandmq_message_hand_outs_count" + inGroup + every + "))", group + " on average"},
+				{slowest("strandmq_message_hand_outs", "topic, group", inGroup), group + " 99 %"},
+			}},
 			{title: "Publish calls, 99 %", unit: "s",
 				show: []query{{slowest("strandmq_publish_duration_seconds", "topic", inTopic), "{{topic}}"}}},
 			{title: "Calls", unit: "ops",
@@ -94,6 +106,9 @@ func panels() []row {
 			}},
 			{title: "Fsyncs, 99 %", unit: "s",
 				show: []query{{slowest("strandmq_fsync_duration_seconds", "instance", inJob), "{{instance}}"}}},
+			{title: "Commits, 99 %", unit: "s", help: "From an entry being given to Raft until a majority had it on disk and it was applied, by who led.",
+				show: []query{{slowest("strandmq_commit_duration_seconds", "instance", inJob), "{{instance}}"}}},
+			{title: "Waiting to be written", unit: "bytes", show: []query{{"strandmq_queued_bytes" + inJob, "{{instance}}"}}},
 			{title: "Slow writes", unit: "ops", help: "A second or more, and times that all writes waited.", show: []query{
 				{"rate(strandmq_store_slow_writes_total" + inJob + every + ")", "{{instance}} slow"},
 				{"rate(strandmq_store_write_stalls_total" + inJob + every + ")", "{{instance}} stalls"},
@@ -117,7 +132,23 @@ func panels() []row {
 				{"strandmq_store_cache_bytes" + inJob, "{{instance}} cache"},
 			}},
 			{title: "Processor", unit: "short", show: []query{{"rate(process_cpu_seconds_total" + inJob + every + ")", "{{instance}}"}}},
+			{title: "Came to lead", unit: "ops", help: "Partitions that a node came to lead, by an election or since they were handed over.",
+				show: []query{{"rate(strandmq_elections_won_total" + inJob + every + ")", "{{instance}}"}}},
 			{title: "Versions", unit: "short", show: []query{{"count by (version) (strandmq_build_info" + inJob + ")", "{{version}}"}}},
+		}},
+		{"Single partitions", []panel{
+			{title: "How far behind, by partition", unit: "s", help: "Age of the oldest message that is not settled. " + bySwitch, none: noSwitch,
+				show: []query{{"max by (topic, group, partition) (strandmq_group_partition_lag_seconds" + inGroup + ")", one + " {{group}}"}}},
+			{title: "Lag, by partition", unit: "short", help: bySwitch, none: noSwitch,
+				show: []query{{"max by (topic, group, partition) (strandmq_group_partition_lag_messages" + inGroup + ")", one + " {{group}}"}}},
+			{title: "Published, by partition", unit: "ops", help: "As the end of the log moves. " + bySwitch, none: noSwitch,
+				show: []query{{"max by (topic, partition) (deriv(strandmq_partition_log_end_offset" + inTopic + every + "))", one}}},
+			{title: "Kept, by partition", unit: "short", help: "Messages. " + bySwitch, none: noSwitch,
+				show: []query{{"max by (topic, partition) (strandmq_partition_log_end_offset" + inTopic + " - strandmq_partition_log_start_offset" + inTopic + ")", one}}},
+			{title: "Who leads", unit: "short", help: "Number of the node. " + bySwitch, none: noSwitch,
+				show: []query{{"max by (topic, partition) (strandmq_partition_leader" + inTopic + ")", one}}},
+			{title: "Replicas in sync", unit: "short", help: "Those that vote, are there, and need no snapshot. " + bySwitch, none: noSwitch,
+				show: []query{{"max by (topic, partition) (strandmq_partition_replicas_in_sync" + inTopic + ")", one}}},
 		}},
 	}
 }
