@@ -143,6 +143,9 @@ func names(t *testing.T, url string, cause doctor.Cause, want int, args ...strin
 		first, whole, code := examine(t, url, args...)
 		if strings.Contains(first, string(cause)+": ") && code == want {
 			t.Log(whole)
+			if strings.Contains(whole, " at the earliest") {
+				t.Error("it quotes a wait that was told when a message failed")
+			}
 			commands(t, whole)
 			return
 		}
