@@ -76,6 +76,61 @@ func TestDoctorSeesFallingBehind(t *testing.T) {
 	diagnoses(t, url, doctor.FallingBehind, "--behind", "1ms")
 }
 
+// What opened a circuit is told before the circuit, which is a note then; also when each
+// message failed but once, and none backs off any more.
+func TestDoctorSeesWhatOpenedACircuit(t *testing.T) {
+	t.Parallel()
+	url := ward(t, t.TempDir()).URL()
+	policy := func(keys uint32, deadline int64) *strandmqv1.GroupPolicy {
+		return &strandmqv1.GroupPolicy{
+			BreakerKeys: &keys, AckDeadlineMs: &deadline, MaxAttempts: proto.Uint32(0), BackoffMs: proto.Int64(1), BackoffMaxMs: proto.Int64(1),
+			BreakerWindowMs: proto.Int64(time.Hour.Milliseconds()),
+		}
+	}
+	open := func(p *patient) {
+		t.Helper()
+		until(t, "the circuit is open, and nothing backs off", func() bool {
+			res := granted(t, p.api.groups.DescribeGroup, &strandmqv1.DescribeGroupRequest{Topic: p.topic, Group: "g"})
+			return res.GetPartitions()[0].GetCircuit().GetOpen() && res.GetCounts().GetBackingOff() == 0
+		})
+	}
+	keys := strings.Split("abcdefghij", "")
+
+	p := at(t, url, "crashes", policy(10, time.Hour.Milliseconds()))
+	p.store(1, keys...)
+	p.take("m", 10)
+	p.join("m") // it came back, and what it held is lost
+	open(p)
+	diagnoses(t, url, doctor.ConsumerCrashes, "--topic", p.topic)
+
+	p = at(t, url, "late", policy(10, 100))
+	p.store(1, keys...)
+	var ds []*strandmqv1.Delivery
+	until(t, "each message was out", func() bool {
+		ds = append(ds, granted(t, p.api.consume.Receive, &strandmqv1.ReceiveRequest{Topic: p.topic, Group: "g", Member: "m", MaxMessages: 10, WaitMs: 100}).GetDeliveries()...)
+		seen := map[uint64]bool{}
+		for _, d := range ds {
+			seen[d.GetOffset()] = true
+		}
+		return len(seen) == len(keys)
+	})
+	open(p) // when the last of them has lapsed
+	p.settle(ack, 0, "", ds...)
+	diagnoses(t, url, doctor.DeadlineTooShort, "--topic", p.topic)
+
+	p = at(t, url, "poison", policy(1, time.Hour.Milliseconds()))
+	p.store(1, "a")
+	for range 3 {
+		p.settle(nack, 0, "cannot parse it", p.take("m", 1)...)
+		granted(t, p.api.groups.PauseGroup, &strandmqv1.PauseGroupRequest{Topic: p.topic, Group: "g"})
+		granted(t, p.api.groups.ResumeGroup, &strandmqv1.ResumeGroupRequest{Topic: p.topic, Group: "g"}) // tries the next one at once
+	}
+	diagnoses(t, url, doctor.PoisonMessage, "--topic", p.topic)
+	if _, whole, _ := examine(t, url, "--topic", p.topic); !strings.Contains(whole, "NOTE CIRCUIT_OPEN: ") || !strings.Contains(whole, "follows from POISON_MESSAGE") {
+		t.Errorf("the circuit is not told as what follows:\n%s", whole)
+	}
+}
+
 // A group that holds comes near to its limit.
 func TestDoctorSeesHoldLimit(t *testing.T) {
 	t.Parallel()

@@ -362,7 +362,8 @@ func (q *inquiry) groups(first bool) {
 			Topic: g.GetTopic(), Name: g.GetName(), Mode: modeText(p.GetMode()), Paused: g.GetPaused(),
 			Holds:    p.GetRetention() == strandmqv1.GroupRetention_GROUP_RETENTION_HOLD,
 			Deadline: span(p.GetAckDeadlineMs()), MaxAttempts: p.GetMaxAttempts(), InFlightMax: p.GetMaxInFlightPartition(),
-			Counted: s.GetCounts() != nil, Now: countsOf(s.GetCounts()), Oldest: unixMillis(s.GetOldestPublished()),
+			BreakerKeys: p.GetBreakerKeys(),
+			Counted:     s.GetCounts() != nil, Now: countsOf(s.GetCounts()), Oldest: unixMillis(s.GetOldestPublished()),
 		}
 		// A partition that stopped, or was made anew, would look like work undone.
 		if was, ok := q.before[key]; ok && was.HandedOut <= one.Now.HandedOut {

@@ -124,6 +124,17 @@ func (q *inquiry) suspects(g *doctor.Group, partitions []*strandmqv1.GroupPartit
 			heads = append(heads, doctor.Stall{Partition: p.GetPartition(), Offset: p.GetOldest()})
 		}
 	}
+	// Where a circuit is open nearly all failed, mostly once or twice each: what several
+	// messages came to tells why.
+	for after := range uint64(mostTraces) {
+		for _, p := range partitions {
+			o := p.GetOldest() + after
+			if len(heads) < 2*mostTraces && p.GetCircuit().GetOpen() && o < p.GetScanned() &&
+				!slices.ContainsFunc(heads, func(s doctor.Stall) bool { return s.Partition == p.GetPartition() && s.Offset == o }) {
+				heads = append(heads, doctor.Stall{Partition: p.GetPartition(), Offset: o})
+			}
+		}
+	}
 	for _, s := range heads {
 		l := doctor.Letter{Partition: s.Partition, Offset: s.Offset, Key: s.Key, Attempts: s.Attempts, Waiting: s.Waiting}
 		res, err := one(q, q.asked.trace.Trace, &strandmqv1.TraceRequest{Topic: g.Topic, Which: &strandmqv1.TraceRequest_Place{

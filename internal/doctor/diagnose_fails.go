@@ -9,6 +9,9 @@ import (
 // fails tells why deliveries of a group come to nothing. It is true if that explains what
 // waits.
 func (d *ofGroup) fails() bool {
+	if d.blamed == "session-lost" {
+		return d.crashes()
+	}
 	return d.deadline() || d.crashes() || d.handler()
 }
 
@@ -45,11 +48,14 @@ func (d *ofGroup) deadline() bool {
 	if g.Now.Late < tried || late == 0 && lapsed == 0 && len(lapses) == 0 {
 		return false
 	}
+	if d.blamed != "" && d.blamed != "lapse" {
+		return false // some were late, and it is not that which opened the circuit
+	}
 	took := time.Duration(g.Now.LateMs) * time.Millisecond / time.Duration(g.Now.Late)
 	f := d.warn(DeadlineTooShort, "the ack deadline of group %s of topic %s is too short: handlers finish, and by then the message has lapsed and gone to somebody else", g.Name, g.Topic)
 	f.say("%d acks came too late, after %s on average or more, and the deadline is %s", g.Now.Late, rough(took), rough(g.Deadline))
 	f.say("%s lapsed so far", some(g.Now.Lapsed, "delivery"))
-	d.lag(f)
+	d.open(d.lag(f))
 	f.next("strandmq group alter %s %s --ack-deadline %s    # or have handlers extend, or do less at a time", g.Topic, g.Name, rough(roomy(took, g.Deadline)))
 	d.firstSuspect(d.describe(f))
 	return true
@@ -66,15 +72,16 @@ func (d *ofGroup) crashes() bool {
 	lost, of := d.ended("session-lost")
 	gone := d.since(func(c Counts) uint64 { return c.Lost })
 	how := "loses its consumers: sessions end while they hold messages"
-	if len(lost) < 2 && gone < 2 {
+	if d.blamed == "lapse" || d.blamed == "" && len(lost) < 2 && gone < 2 {
 		lost, of = d.ended("lapse")
 		gone = d.since(func(c Counts) uint64 { return c.Lapsed })
 		how = "has consumers that take messages and never answer: they crash, hang, or forget to ack"
-		if len(lost) < 2 && gone < 2 {
-			return false
-		}
 	}
-	if of == 1 && gone < 2 {
+	switch {
+	case d.blamed == "session-lost" || d.blamed == "lapse": // a circuit opens over many keys
+	case d.blamed != "" || len(lost) < 2 && gone < 2:
+		return false
+	case of == 1 && gone < 2:
 		return false // one message that kills whoever takes it
 	}
 	f := d.warn(ConsumerCrashes, "group %s of topic %s %s", g.Name, g.Topic, how)
@@ -90,7 +97,10 @@ func (d *ofGroup) crashes() bool {
 		f.say("member %s: %d deliveries came to nothing", m, who[m])
 	}
 	f.say("so far %s with a session that was lost, and %s lapsed; the deadline is %s", some(g.Now.Lost, "delivery"), some(g.Now.Lapsed, "delivery"), rough(g.Deadline))
-	d.lag(f)
+	if d.blamed != "" && d.there() == 0 {
+		f.say("no member is there now")
+	}
+	d.open(d.lag(f))
 	d.firstSuspect(d.describe(f))
 	return true
 }
@@ -117,7 +127,12 @@ func (d *ofGroup) keys() (explains bool) {
 	g := d.g
 	for i := range g.Suspects {
 		l := &g.Suspects[i]
-		if l.Attempts < tried || len(g.Circuits) > 0 || g.Paused {
+		if len(g.Circuits) > 0 && d.blamed == "one" {
+			l.Attempts = max(l.Attempts, uint32(len(l.History))) // no charge is made while it is open
+		} else if len(g.Circuits) > 0 {
+			continue
+		}
+		if l.Attempts < tried || g.Paused {
 			continue
 		}
 		outcome := ""
@@ -144,6 +159,7 @@ func (d *ofGroup) keys() (explains bool) {
 		if l.Reason != "" {
 			f.say("last: %q", l.Reason)
 		}
+		d.open(f)
 		if g.MaxAttempts == 0 {
 			f.say("the group never gives up: max_attempts is 0")
 			f.next("strandmq group alter %s %s --max-attempts 5    # makes a dead letter of it", g.Topic, g.Name)

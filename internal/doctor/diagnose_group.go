@@ -18,10 +18,13 @@ func (d *diagnosis) group(g *Group) {
 	if g.Oldest != 0 && g.Now.Lag > 0 {
 		of.age = d.ago(g.Oldest)
 	}
-	// Where many fail, those that do so most often are not the cause.
+	of.blamed = of.blame()
+	first := len(d.found)
 	held := of.stands()
-	held = of.fails() || of.keys() || held
-	if !held {
+	// Where many fail, those that do so most often are not the cause.
+	explained := of.fails() || of.keys()
+	of.circuitFollows(first)
+	if !held && !explained {
 		of.slow()
 	}
 	of.missing()
@@ -33,6 +36,8 @@ type ofGroup struct {
 	g     *Group
 	about string
 	age   time.Duration // of the oldest message that is not settled
+	// blamed is how nearly all ended that opened a circuit: see blame.
+	blamed string
 }
 
 func (d *ofGroup) warn(c Cause, format string, args ...any) *Finding {
@@ -95,7 +100,7 @@ func (d *ofGroup) stands() bool {
 		return true
 	case len(g.Circuits) > 0:
 		f := d.warn(CircuitOpen, "the circuit of group %s of topic %s is open, as nearly every delivery failed: one message at a time is tried, until one is handled", g.Name, g.Topic)
-		d.lag(f).say("open in %d of %d partitions", len(g.Circuits), g.Partitions)
+		d.lag(f).say("open in %d of %s", len(g.Circuits), some(uint64(g.Partitions), "partition"))
 		d.reasons(f, g.Suspects)
 		f.next("strandmq group resume %s %s    # after a pause: tries one message at once, when what they all need is back", g.Topic, g.Name)
 		d.firstSuspect(f)

@@ -113,6 +113,7 @@ type Group struct {
 	Deadline    time.Duration
 	MaxAttempts uint32
 	InFlightMax uint32 // of a partition
+	BreakerKeys uint32 // over how many keys failures open the circuit; 0: not known, and many
 	Counted     bool   // Now is known
 	Compared    bool   // Before is, too
 	Before, Now Counts
