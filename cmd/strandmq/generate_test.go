@@ -307,6 +307,12 @@ func TestAlertsSeeNodes(t *testing.T) {
 		text = changed(text, "strandmq_node_clock_skew_seconds", `{node="n3"}`, skew)
 		return changed(text, "strandmq_certificate_expires_timestamp_seconds", "", float64(time.Now().Unix())+left)
 	}
+	without := func(lag, parked float64) string {
+		const of = `{group="g",topic="t"}`
+		text := changed(before, "strandmq_group_lag_messages", of, lag)
+		text = changed(text, "strandmq_group_parked_messages", of, parked)
+		return changed(text, "strandmq_group_members", of, 0)
+	}
 	const day = 86400
 	before = peers(before, 1, -.1, 300*day)
 	for _, c := range []struct {
@@ -327,6 +333,8 @@ func TestAlertsSeeNodes(t *testing.T) {
 		{alerts: "StrandMQNoLeader", n1: changed(changed(before, "strandmq_partitions_without_leader", "", 1), "strandmq_partitions", "", 3)},
 		{alerts: "StrandMQFsyncSlow", was: before + fsyncs(100), n1: before + fsyncs(200)},
 		{alerts: "", n1: peers(before, 1, .4, 31*day)},
+		{alerts: "", n1: without(3, 3)}, // all that waits is parked
+		{alerts: "StrandMQGroupWithoutMembers", n1: without(4, 3)},
 	} {
 		was := map[string]string{"n1": before, "n2": before}
 		if c.was != "" {

@@ -93,6 +93,9 @@ func (d *ofGroup) stands() bool {
 	if g.Now.Lag == 0 || !g.Looked {
 		return false
 	}
+	// What waits behind dead letters goes to no member, there or not, until somebody
+	// decides on those.
+	parked := g.Now.Lag == g.Now.Parked
 	switch {
 	case g.Paused:
 		f := d.warn(Paused, "group %s of topic %s is paused: nothing is handed out until it is resumed", g.Name, g.Topic)
@@ -105,6 +108,8 @@ func (d *ofGroup) stands() bool {
 		f.next("strandmq group resume %s %s    # after a pause: tries one message at once, when what they all need is back", g.Topic, g.Name)
 		d.firstSuspect(f)
 		return true
+	case parked:
+		return false
 	case d.there() == 0:
 		f := d.warn(NoMembers, "group %s of topic %s has no member: nobody takes its messages", g.Name, g.Topic)
 		drain := uint64(0)

@@ -84,6 +84,19 @@ func TestDiagnose(t *testing.T) {
 		{"all members drain, and one is silent", func(_ *Facts, g *Group) {
 			g.Now.Lag, g.Members = 1, []Member{{Name: "m", Draining: true, InFlight: 1}, {Name: "n", Away: true}}
 		}, "NO_MEMBERS", "what they hold: 1 member"},
+		{"nothing but parked messages waits, and no member is there", func(_ *Facts, g *Group) {
+			behind(g)
+			g.Now.Lag, g.Now.Parked, g.Now.Dead, g.Members = 3, 3, 1, nil
+			g.Stalls = append(unasked("m"), Stall{Reason: "PARKED", Key: "a", Waiting: 3})
+		}, "PARKED", "3 messages of group billing"},
+		{"nor does one that is there ask", func(_ *Facts, g *Group) {
+			behind(g)
+			g.Now.Lag, g.Now.Parked, g.Now.Dead = 3, 3, 1
+			g.Stalls = append(unasked("m"), Stall{Reason: "PARKED", Key: "a", Waiting: 3})
+		}, "PARKED", "3 messages of group billing"},
+		{"something else waits, too", func(_ *Facts, g *Group) {
+			g.Now.Lag, g.Now.Parked, g.Now.Dead, g.Members = 4, 3, 1, nil
+		}, "NO_MEMBERS PARKED", "nobody takes its messages"},
 		{"a node is away", func(f *Facts, _ *Group) {
 			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute}
 			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}

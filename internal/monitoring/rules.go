@@ -57,7 +57,9 @@ func Rules() []Rule {
 		},
 		{
 			Name: "StrandMQGroupWithoutMembers", For: "5m", Severity: Warning, Runbook: falls,
-			Expr:    "sum " + perGroup + " (strandmq_group_lag_messages) > 0\n  and sum " + perGroup + " (strandmq_group_members) == 0",
+			// What is parked goes to no member before somebody decides on the dead letter.
+			Expr: "sum " + perGroup + " (strandmq_group_lag_messages) > sum " + perGroup + " (strandmq_group_parked_messages)\n" +
+				"  and sum " + perGroup + " (strandmq_group_members) == 0",
 			Summary: ofGroup + " has {{ $value }} messages and nobody who takes them",
 			Advice:  "Start its consumers, and see why they ended.",
 		},
