@@ -125,7 +125,7 @@ func (a *app) inquire(ctx context.Context, topic, group string, apart time.Durat
 	if err != nil {
 		return nil, err
 	}
-	q.apart, q.whole = apart, whole
+	q.apart, q.whole, q.facts.Only = apart, whole, topic
 	if apart > 0 {
 		q.look(true)
 		select {

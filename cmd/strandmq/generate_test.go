@@ -321,7 +321,8 @@ func TestAlertsSeeNodes(t *testing.T) {
 		n2      string // another node; empty: as n1 before
 	}{
 		{alerts: "StrandMQDiskFilling StrandMQPublishesRefused", n1: peers(refuses, 1, .1, 300*day)},
-		{alerts: "StrandMQDiskFilling", n1: changed(before, "strandmq_disk_free_bytes", "", 1<<38)},
+		{alerts: "StrandMQDiskFilling", n1: changed(before, "strandmq_disk_free_bytes", "", 1<<33)},
+		{alerts: "", n1: changed(before, "strandmq_disk_free_bytes", "", 1<<35)}, // little of a large disk, and room enough
 		{alerts: "StrandMQDiskStuck", n1: changed(before, "strandmq_store_stuck_seconds", "", 4)},
 		{alerts: "StrandMQDamaged", n1: changed(before, "strandmq_store_damaged_places", "", 1)},
 		{alerts: "StrandMQNodeNotReady", n1: changed(before, "strandmq_ready", "", 0)},

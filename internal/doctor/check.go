@@ -119,6 +119,8 @@ func (v *Verdict) nodes(f *Facts, l Limits) {
 		switch free := n.Disk.Free * 100 / max(n.Disk.Total, 1); {
 		case n.Disk.Stuck > 0:
 			v.add(Failed, "node %s: the disk has not come back from a write for %s", name, rough(n.Disk.Stuck))
+		case n.Disk.Low && len(f.Nodes) > 1 && f.leads(n.ID) == 0:
+			v.add(Failed, "node %s: the disk has %s free, less than the reserve: %s, and stores what others publish until nothing fits", name, quantity.RoughSize(n.Disk.Free), f.leadsNothing())
 		case n.Disk.Low:
 			v.add(Failed, "node %s: publishes are refused, the disk has %s free", name, quantity.RoughSize(n.Disk.Free))
 		case n.Disk.Total == 0:

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"time"
-
-	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // cluster looks at what is said of all nodes together.
@@ -136,14 +134,7 @@ func (d *diagnosis) node(n *Node) {
 		}
 		f.next("strandmq node%s", at)
 	}
-	switch filling := max(2*disk.Reserve, min(disk.Total/10, fillingAtMost)); {
-	case disk.Low:
-		f := d.add(Critical, DiskFull, about, fmt.Sprintf("the disk of node %s has %s free, less than its reserve of %s: publishes are refused, consuming goes on", nodeName(n.ID), quantity.RoughSize(disk.Free), quantity.RoughSize(disk.Reserve)))
-		d.holders(f, n)
-	case disk.Total > 0 && disk.Free < filling:
-		f := d.add(Warning, DiskFilling, about, fmt.Sprintf("the disk of node %s has %s free of %s; below %s publishes are refused", nodeName(n.ID), quantity.RoughSize(disk.Free), quantity.RoughSize(disk.Total), quantity.RoughSize(disk.Reserve)))
-		d.holders(f, n)
-	}
+	d.room(n, about, at)
 	if disk.Stuck == 0 && (n.SlowWrites > 0 || n.Stalls > 0) && d.facts.Apart > 0 {
 		d.add(Warning, DiskSlow, about, fmt.Sprintf("the disk of node %s is slow: publishes wait for it", nodeName(n.ID))).
 			say("within %s, %s took a second or more, and all writes waited %d times", rough(d.facts.Apart), some(n.SlowWrites, "write"), n.Stalls).
@@ -160,9 +151,6 @@ func (d *diagnosis) node(n *Node) {
 func (d *diagnosis) unheard(id uint64) bool {
 	return slices.ContainsFunc(d.facts.Nodes, func(n Node) bool { return n.ID == id && n.Known && n.Silent > 0 })
 }
-
-// fillingAtMost is what is room enough on a disk of any size, twice the reserve aside.
-const fillingAtMost = 16 << 30
 
 // stopped tells of what a node does not serve: damaged, or written by a newer version.
 func (d *diagnosis) stopped(n *Node, about, at string) {
@@ -210,51 +198,6 @@ func (d *diagnosis) short(node uint64) (n, all int) {
 		}
 	}
 	return n, all
-}
-
-// holders says what fills a node's disk: topics by size, and groups for which more is kept
-// than the topic's limits would.
-func (d *diagnosis) holders(f *Finding, n *Node) {
-	type share struct {
-		topic, group string
-		bytes        uint64
-	}
-	var topics, groups []share
-	for _, t := range d.facts.Topics {
-		of := share{topic: t.Name}
-		held := share{topic: t.Name}
-		for _, p := range t.Partitions {
-			if len(d.facts.Nodes) > 1 && !slices.Contains(p.Nodes, n.ID) {
-				continue
-			}
-			of.bytes += p.Bytes
-			if p.HeldBy != "" {
-				held.group = p.HeldBy
-				held.bytes += p.HeldBytes
-			}
-		}
-		if of.bytes > 0 {
-			topics = append(topics, of)
-		}
-		if held.group != "" {
-			groups = append(groups, held)
-		}
-	}
-	heaviest := func(a, b share) int { return cmp.Compare(b.bytes, a.bytes) }
-	slices.SortStableFunc(topics, heaviest)
-	slices.SortStableFunc(groups, heaviest)
-	for _, s := range groups[:min(most, len(groups))] {
-		f.say("group %s of topic %s holds %s beyond the topic's limits", s.group, s.topic, quantity.RoughSize(s.bytes))
-		f.next("strandmq group describe %s %s", s.topic, s.group)
-	}
-	for _, s := range topics[:min(most, len(topics))] {
-		f.say("topic %s takes %s", s.topic, quantity.RoughSize(s.bytes))
-	}
-	f.say("the node's store takes %s in all", quantity.RoughSize(n.Disk.Store))
-	if len(topics) > 0 {
-		f.next("strandmq topic describe %s", topics[0].topic)
-		f.next("strandmq topic alter %s --retention 1d    # keep less, if it may go", topics[0].topic)
-	}
 }
 
 // clocks finds whose clock is off: of two that differ nobody can say, of three the one

@@ -139,7 +139,7 @@ func TestDiagnose(t *testing.T) {
 		}, "DISK_FILLING", "5.0 GiB free"},
 		{"the disk is full and stuck", func(f *Facts, _ *Group) {
 			f.Nodes[1].Disk.Low, f.Nodes[1].Disk.Stuck = true, 5*time.Second
-		}, "DISK_STUCK DISK_FULL", ""},
+		}, "DISK_STUCK DISK_FULL", ""}, // that one is a warning: it leads nothing
 		{"the disk is slow", func(f *Facts, _ *Group) { f.Nodes[1].SlowWrites = 2 }, "DISK_SLOW", "disk of node n2 is slow"},
 		{"slow long ago", func(f *Facts, _ *Group) { f.Apart, f.Nodes[1].SlowWrites = 0, 2 }, "", ""},
 		{"damage", func(f *Facts, _ *Group) {
@@ -200,9 +200,9 @@ func TestDiskHolders(t *testing.T) {
 	f := three()
 	f.Topics = append(f.Topics, Topic{Name: "small", Partitions: []Partition{{Bytes: 1, Nodes: []uint64{2}}}}, Topic{Name: "elsewhere", Partitions: []Partition{{Bytes: 1 << 40, Nodes: []uint64{1}}}})
 	f.Topics[0].Partitions[2].HeldBy, f.Topics[0].Partitions[2].HeldBytes = "billing", 512<<20
-	f.Nodes[1].Disk.Low = true
+	f.Nodes[1].Disk.Low, f.Nodes[1].Disk.Store = true, 6<<30
 	got := strings.Join(Diagnose(f, Options{})[0].Evidence, "\n")
-	want := "group billing of topic orders holds 512.0 MiB beyond the topic's limits\ntopic orders takes 4.0 GiB\ntopic small takes 1 B\nthe node's store takes 0 B in all"
+	want := "group billing of topic orders holds 512.0 MiB beyond the topic's limits\ntopic orders takes 4.0 GiB\ntopic small takes 1 B\nthe node's store takes 6.0 GiB in all"
 	if got != want {
 		t.Errorf("%s\nwant\n%s", got, want)
 	}

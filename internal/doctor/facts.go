@@ -7,6 +7,7 @@ import "time"
 type Facts struct {
 	Now     int64
 	Apart   time.Duration // between the two looks at counters; 0: there was one
+	Only    string        // the topic that alone was looked at; empty: all were
 	Cluster Cluster
 	Nodes   []Node
 	Topics  []Topic

@@ -1,5 +1,11 @@
 package monitoring
 
+import (
+	"fmt"
+
+	"github.com/strandmq/strandmq/internal/doctor"
+)
+
 // Severity is how soon somebody should look.
 type Severity string
 
@@ -97,12 +103,13 @@ func Rules() []Rule {
 		{
 			Name: "StrandMQPublishesRefused", For: "1m", Severity: Critical, Runbook: fills,
 			Expr:    "strandmq_disk_low == 1",
-			Summary: "{{ $labels.instance }} refuses publishes: less of its disk is free than the reserve",
-			Advice:  "Consuming and deleting go on. Make room: strandmq doctor names the topics and groups that take most.",
+			Summary: "{{ $labels.instance }} takes no publishes: less of its disk is free than the reserve",
+			Advice:  "Consuming and deleting go on, and other nodes lead what they can. Make room: strandmq doctor names the topics and groups that take most.",
 		},
 		{
 			Name: "StrandMQDiskFilling", For: "10m", Severity: Warning, Runbook: fills,
-			Expr:    "strandmq_disk_free_bytes < 0.1 * strandmq_disk_size_bytes\n  or strandmq_disk_free_bytes < 2 * strandmq_disk_reserve_bytes",
+			Expr: fmt.Sprintf("strandmq_disk_free_bytes < clamp_max(0.1 * strandmq_disk_size_bytes, %d)\n", doctor.RoomEnough) +
+				"  or strandmq_disk_free_bytes < 2 * strandmq_disk_reserve_bytes",
 			Summary: "the disk of {{ $labels.instance }} has {{ $value | humanize1024 }}B free",
 			Advice:  "At the reserve publishes are refused. Shorten retention, let groups that hold catch up, or give it a larger disk.",
 		},
