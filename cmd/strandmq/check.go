@@ -42,7 +42,7 @@ func (a *app) checkCommand() *cobra.Command {
 		Short: "Check figures against limits, for monitoring",
 		Long: `Takes one look and holds what it sees against limits, for Nagios, Icinga, cron and the
 like: one line with the worst and the figures, and a line for each thing that is not
-right. Nodes that are away, too few of them, damage, a disk that is stuck or too full
+right. Nodes that are away, too few of them (NO_QUORUM), damage, a disk that is stuck or too full
 for publishes are always critical; clocks that differ are a warning.
 
 Exit codes: 0 ok, 1 warning, 2 critical, 3 unknown: wrong usage, no answer, or not all
@@ -63,6 +63,9 @@ could be asked and the rest is well. 'strandmq doctor' says why.`,
 		}
 		if err != nil {
 			v.Text = err.Error()
+			if isReason(err, noQuorum) { // a node that starts, and waits for the others
+				v.State = doctor.Failed
+			}
 		} else {
 			v = doctor.Check(facts, l.limits())
 		}

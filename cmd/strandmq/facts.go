@@ -43,6 +43,9 @@ type inquiry struct {
 
 func nodeWord(n uint64) string { return fmt.Sprintf("n%d", n) }
 
+// noQuorum is the reason of what is refused since too few nodes are there.
+const noQuorum = "NO_QUORUM"
+
 // theGroups is the list of groups, as what did not answer.
 const theGroups = "the groups"
 
@@ -163,18 +166,36 @@ func (q *inquiry) silent() {
 func (q *inquiry) look(first bool) {
 	q.cluster()
 	q.each(len(q.facts.Nodes), func(i int) { q.node(&q.facts.Nodes[i], first) })
+	q.quorum()
 	q.groups(first)
 	if !first {
 		q.topics()
 	}
 }
 
+// quorum takes the nodes' own word for it that nobody leads the metadata, where none of
+// those that answered knows better. Right after a majority was lost that is all that can be
+// had: calls that look for a leader do not come back in time.
+func (q *inquiry) quorum() {
+	why := ""
+	for _, n := range q.facts.Nodes {
+		if n.Answered && n.Leaderless == "" {
+			return
+		}
+		why = cmp.Or(why, n.Leaderless)
+	}
+	q.facts.Cluster.Behind = cmp.Or(q.facts.Cluster.Behind, why)
+}
+
 // cluster asks which nodes there are.
 func (q *inquiry) cluster() {
-	q.facts.Nodes = nil
+	q.facts.Nodes, q.facts.Cluster = nil, doctor.Cluster{}
 	res, err := one(q, q.asked.cluster.DescribeCluster, &strandmqv1.DescribeClusterRequest{})
 	if err != nil {
 		q.unreached("the cluster's nodes", err)
+		if isReason(err, noQuorum) {
+			q.facts.Cluster.Behind = err.Error()
+		}
 		for id := range q.nodes {
 			q.facts.Nodes = append(q.facts.Nodes, doctor.Node{ID: id, API: q.server})
 		}
@@ -258,7 +279,7 @@ func (q *inquiry) node(n *doctor.Node, first bool) {
 		return
 	}
 	d := res.GetDisk()
-	n.Answered = true
+	n.Answered, n.Leaderless = true, res.GetLeaderless()
 	n.Disk = doctor.Disk{Total: d.GetTotalBytes(), Free: d.GetFreeBytes(), Reserve: d.GetReserveBytes(), Store: d.GetStoreBytes(), Low: d.GetLow(), Stuck: span(d.GetStuckMs())}
 	for _, s := range res.GetStopped() {
 		n.Stopped = append(n.Stopped, doctor.Stopped{Place: doctor.Place{Topic: s.GetTopic(), Number: s.GetPartition()}, Why: s.GetWhy(), Newer: s.GetReason() == "NEWER_FORMAT"})

@@ -30,6 +30,7 @@ type asked struct {
 	others  []*strandmqv1.ClusterNode // beside itself
 
 	silent bool                // about the cluster's nodes
+	loses  string              // why it knows nobody who leads the metadata
 	oldest time.Time           // of what the group has before it
 	looks  atomic.Int32        // at the groups
 	groups func(n int32) error // of look n, from 1; nil: it answers
@@ -39,7 +40,7 @@ type asked struct {
 }
 
 func (a *asked) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
-	return &strandmqv1.NodeInfoResponse{Node: 1, Cluster: a.cluster}, nil
+	return &strandmqv1.NodeInfoResponse{Node: 1, Cluster: a.cluster, Leaderless: a.loses}, nil
 }
 
 func (a *asked) DescribeCluster(context.Context, *strandmqv1.DescribeClusterRequest) (*strandmqv1.DescribeClusterResponse, error) {
@@ -135,6 +136,28 @@ func TestCheckWithoutTheBrokersTime(t *testing.T) {
 	a := &asked{oldest: time.Now().Add(-time.Hour)}
 	if printed, code := a.run(t, "check"); code != 2 {
 		t.Errorf("exit code %d with a message of an hour ago:\n%s", code, printed)
+	}
+}
+
+// As soon as a node says that nobody leads the metadata it is critical, also while nothing
+// else can be asked.
+func TestCheckTakesTheNodesWord(t *testing.T) {
+	t.Parallel()
+	fails := func(int32) error { return errors.New("not now") }
+	for _, a := range []*asked{{loses: "n2 is not there"}, {loses: "n2 is not there", silent: true, groups: fails}} {
+		for _, more := range [][]string{nil, {"--group", "h"}} {
+			printed, code := a.run(t, append([]string{"check"}, more...)...)
+			if code != 2 || !strings.HasPrefix(printed, "CRITICAL: NO_QUORUM: n2 is not there") {
+				t.Errorf("exit code %d:\n%s", code, printed)
+			}
+			if printed, code := a.run(t, append([]string{"doctor", "--watch", "0"}, more...)...); code != exitFailed || !strings.Contains(printed, "CRITICAL NO_QUORUM") {
+				t.Errorf("exit code %d:\n%s", code, printed)
+			}
+		}
+	}
+	a := &asked{silent: true, groups: fails}
+	if printed, code := a.run(t, "check"); code != 3 || strings.Contains(printed, "NO_QUORUM") {
+		t.Errorf("exit code %d of one that knows a leader:\n%s", code, printed)
 	}
 }
 

@@ -175,6 +175,9 @@ func (b *Broker) faults() []string {
 	if w := b.disk.warning(); w != "" {
 		out = append(out, w)
 	}
+	if why := b.leaderless(); why != "" {
+		out = append(out, why)
+	}
 	return slices.Concat(out, b.clockFaults(), b.partitionFaults(), b.damageFaults())
 }
 

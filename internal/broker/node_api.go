@@ -25,7 +25,7 @@ func (a nodeAPI) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strand
 	if !b.started.Load() {
 		return res, nil
 	}
-	res.Node, res.Cluster = uint64(b.cfg.Node), b.cluster.ID
+	res.Node, res.Cluster, res.Leaderless = uint64(b.cfg.Node), b.cluster.ID, b.leaderless()
 	res.Disk, res.Scrub = b.diskInfo(), scrubInfo(b.store.Scrub())
 	for _, d := range b.store.Damage() {
 		res.Damage = append(res.Damage, b.damageInfo(d))

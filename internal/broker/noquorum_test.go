@@ -102,6 +102,9 @@ func TestMajorityLost(t *testing.T) {
 			t.Errorf("%s: %s", path, body)
 		}
 	}
+	if info, err := a.node.NodeInfo(ctx(t), &strandmqv1.NodeInfoRequest{}); err != nil || !strings.Contains(info.GetLeaderless(), "n2 and n3 are not there") {
+		t.Errorf("the node: %v, %v", info, err)
+	}
 	if res, err := (healthCheck{b}).Check(ctx(t), &grpchealth.CheckRequest{}); err != nil || res.Status != grpchealth.StatusNotServing {
 		t.Errorf("the health service: %v, %v", res, err)
 	}

@@ -94,7 +94,7 @@ func (v *Verdict) add(s State, format string, args ...any) {
 
 func (v *Verdict) nodes(f *Facts, l Limits) {
 	if f.Cluster.Behind != "" {
-		v.add(Failed, "no quorum: %s", f.Cluster.Behind)
+		v.add(Failed, "NO_QUORUM: %s", f.Cluster.Behind)
 	}
 	lost := map[string]bool{}
 	for _, t := range f.Topics {

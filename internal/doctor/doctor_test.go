@@ -225,7 +225,7 @@ func TestCheck(t *testing.T) {
 		{"a full disk", func(f *Facts, _ *Group) { f.Nodes[0].Disk.Low = true }, Failed, "publishes are refused"},
 		{"a disk that does not say", func(f *Facts, _ *Group) { f.Nodes[0].Disk = Disk{} }, OK, ""},
 		{"a node away", func(f *Facts, _ *Group) { f.Nodes[2].Silent, f.Nodes[2].Answered = time.Minute, false }, Failed, "n3 was not heard of for 1m"},
-		{"no quorum", func(f *Facts, _ *Group) { f.Cluster.Behind = "who is away" }, Failed, "no quorum"},
+		{"no quorum", func(f *Facts, _ *Group) { f.Cluster.Behind = "who is away" }, Failed, "NO_QUORUM: who is away"},
 		{"clocks", func(f *Facts, _ *Group) { f.Nodes[0].ClocksOff = []Skew{{2, time.Minute}} }, Warned, "clock"},
 		{"not asked", func(f *Facts, _ *Group) { f.Unreached = []Unreached{{"node n2", "no answer"}} }, Unknown, "node n2: no answer"},
 		{"not asked and bad", func(f *Facts, g *Group) { g.Now.Dead = 1; f.Unreached = []Unreached{{"node n2", "no answer"}} }, Warned, "(and 1 more)"},

@@ -54,7 +54,9 @@ type Node struct {
 	Replicas int
 	Answered bool // the node itself did; else the rest is not known
 	Hangs    bool // it did not in time, and did not refuse either
-	Foreign  bool // a node of another cluster answered at its address
+	// Leaderless is why it knows nobody who leads the cluster's metadata; empty: it does.
+	Leaderless string
+	Foreign    bool // a node of another cluster answered at its address
 
 	Disk Disk
 	// SlowWrites and Stalls are of the time between two looks, or since the node started.

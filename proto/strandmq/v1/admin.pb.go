@@ -4974,7 +4974,9 @@ type NodeInfoResponse struct {
 	// The other nodes, as this one sees them.
 	Peers []*NodePeer `protobuf:"bytes,10,rep,name=peers,proto3" json:"peers,omitempty"`
 	// What the node's clock says.
-	Now           *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=now,proto3" json:"now,omitempty"`
+	Now *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=now,proto3" json:"now,omitempty"`
+	// Why it knows nobody who leads the cluster's metadata, in words; empty: it does.
+	Leaderless    string `protobuf:"bytes,12,opt,name=leaderless,proto3" json:"leaderless,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -5084,6 +5086,13 @@ func (x *NodeInfoResponse) GetNow() *timestamppb.Timestamp {
 		return x.Now
 	}
 	return nil
+}
+
+func (x *NodeInfoResponse) GetLeaderless() string {
+	if x != nil {
+		return x.Leaderless
+	}
+	return ""
 }
 
 // NodePeer is another node of the cluster, as one node sees it.
@@ -6026,7 +6035,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05state\x18\x02 \x01(\tR\x05state\x12\x1a\n" +
 	"\battempts\x18\x03 \x01(\rR\battempts\x12\x16\n" +
 	"\x06detail\x18\x04 \x01(\tR\x06detail\"\x11\n" +
-	"\x0fNodeInfoRequest\"\xc6\x03\n" +
+	"\x0fNodeInfoRequest\"\xe6\x03\n" +
 	"\x10NodeInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x12\x12\n" +
 	"\x04node\x18\x02 \x01(\x04R\x04node\x12\x18\n" +
@@ -6039,7 +6048,10 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\astopped\x18\t \x03(\v2\x1d.strandmq.v1.StoppedPartitionR\astopped\x12+\n" +
 	"\x05peers\x18\n" +
 	" \x03(\v2\x15.strandmq.v1.NodePeerR\x05peers\x12,\n" +
-	"\x03now\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"\xa3\x01\n" +
+	"\x03now\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x1e\n" +
+	"\n" +
+	"leaderless\x18\f \x01(\tR\n" +
+	"leaderless\"\xa3\x01\n" +
 	"\bNodePeer\x12\x12\n" +
 	"\x04node\x18\x01 \x01(\x04R\x04node\x12\x0e\n" +
 	"\x02up\x18\x02 \x01(\bR\x02up\x12\x19\n" +
