@@ -134,6 +134,9 @@ func (a *App) Lead(leading bool) {
 // heard is the event that a session gave a sign of life.
 type heard struct{ session uint64 }
 
+// missed is the event that a session was silent for long enough.
+type missed struct{ session uint64 }
+
 // reached is the event that a node came or went.
 type reached struct {
 	node partition.NodeID
@@ -148,6 +151,8 @@ func (a *App) Event(ev any) {
 	switch ev := ev.(type) {
 	case heard:
 		a.expiry.hear(ev.session)
+	case missed:
+		a.expiry.miss(ev.session)
 	case reached:
 		a.balancer.heard(ev.node, ev.up)
 	}

@@ -17,9 +17,15 @@ import (
 type expiry struct {
 	timeout partition.Millis
 	seen    map[uint64]partition.Millis // session → when it was last heard of
-	fresh   []uint64                    // heard of since the last turn
+	fresh   []sign                      // heard of, or missed, since the last turn
 	last    partition.Millis            // the last turn; 0: none yet
 	next    partition.Millis            // no session runs out before; 0: there are none
+}
+
+// sign is what is new about a session.
+type sign struct {
+	session uint64
+	missed  bool
 }
 
 // again is how long a session that was proposed to end is left alone before it
@@ -32,7 +38,11 @@ func newExpiry(timeout partition.Millis) *expiry {
 
 // hear notes a sign of life, or a session just opened. It counts from the next
 // turn's time, which comes right after.
-func (e *expiry) hear(session uint64) { e.fresh = append(e.fresh, session) }
+func (e *expiry) hear(session uint64) { e.fresh = append(e.fresh, sign{session: session}) }
+
+// miss notes that a session was silent for long enough, however short that was. A sign of
+// life that comes behind it counts more.
+func (e *expiry) miss(session uint64) { e.fresh = append(e.fresh, sign{session, true}) }
 
 // turn returns the sessions that were silent for the timeout, and those that are
 // away and hold nothing any more, and when it wants
@@ -46,7 +56,12 @@ func (e *expiry) turn(now partition.Millis, m *Map) (silent []*storagev1.Session
 		e.next = now // look at all sessions below: each is new here
 	}
 	for _, s := range e.fresh {
-		e.seen[s] = now
+		if s.missed {
+			e.seen[s.session] = now - e.timeout
+			e.next = now
+			continue
+		}
+		e.seen[s.session] = now
 	}
 	// What is known already may want nothing for long, as members that are away.
 	if len(e.fresh) > 0 && (e.next == 0 || now+e.timeout < e.next) {

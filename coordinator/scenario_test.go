@@ -216,6 +216,8 @@ func (s *scenario) run(d *datadriven.TestData) (string, error) {
 			return "", err
 		}
 		return fmt.Sprintf("%v\n", m.Shares), nil
+	case "miss-member":
+		return "", s.c.Miss(group().ID, arg(2), uint64(or0(num("session"))), partition.Millis(or0(num("silent"))))
 	case "drain-member":
 		return "", s.c.Drain(ctx, group().ID, arg(2), uint64(or0(num("session"))))
 	case "leave":

@@ -113,6 +113,22 @@ func (c *Coordinator) leave(ctx context.Context, cmd *storagev1.Leave) error {
 	return err
 }
 
+// Miss says that a call of a session broke off, and that its caller heard nothing of the
+// session for so long since. If nobody told this node of a sign of life meanwhile, its
+// member is away before the timeout. That is for sessions without a stream that are not
+// away; of others it does nothing. Errors: *ErrNotFound, *ErrSessionEnded, *ErrNoSession,
+// those of Host.Post.
+func (c *Coordinator) Miss(group GroupID, member string, session uint64, silent partition.Millis) error {
+	m, err := c.View().SessionOf(group, member, session)
+	if err != nil || m.Stream || m.Away {
+		return err
+	}
+	if at, now := c.heartbeats.last(session), c.app.cfg.Now(); at != 0 && now >= at && now-at < silent {
+		return nil
+	}
+	return c.host.Post(partition.Metadata, missed{session})
+}
+
 // LastHeard is when a session was last heard of on this node, 0 if never.
 func (c *Coordinator) LastHeard(session uint64) partition.Millis {
 	return c.heartbeats.last(session)

@@ -48,6 +48,7 @@ type Broker struct {
 	topics    topics
 	sessions  *sessions
 	live      *live
+	waiters   *waiters
 	disk      *disk
 	retention *retention
 	events    *happenings
@@ -190,7 +191,7 @@ func (b *Broker) open(ctx context.Context) error {
 		b.parts, b.members = b.far, &farMembers{b: b, told: map[uint64]time.Time{}}
 	}
 	b.publisher = router.NewPublisher(b.parts, router.Config{Seed: uint64(time.Now().UnixNano())})
-	b.sessions, b.live = newSessions(), newLive()
+	b.sessions, b.live, b.waiters = newSessions(), newLive(), newWaiters()
 	known := b.coord.View()
 	if b.far == nil { // among others it is for who leads the metadata log
 		if err := b.reconcile(ctx); err != nil {

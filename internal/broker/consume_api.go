@@ -51,7 +51,7 @@ func (a consumeAPI) Heartbeat(ctx context.Context, req *strandmqv1.HeartbeatRequ
 	if err != nil {
 		return nil, err
 	}
-	m, err := a.b.members.Heartbeat(ctx, g.ID, req.GetMember(), session)
+	m, err := a.b.heartbeat(ctx, g.ID, req.GetMember(), session)
 	if err != nil {
 		return nil, err
 	}
@@ -156,7 +156,7 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 		if session, err = parseSession(g.ID, req.GetMember(), req.GetSession()); err != nil {
 			return nil, err
 		}
-		if _, err := b.members.Heartbeat(ctx, g.ID, req.GetMember(), session); err != nil {
+		if _, err := b.heartbeat(ctx, g.ID, req.GetMember(), session); err != nil {
 			return nil, err
 		}
 	}
@@ -164,6 +164,8 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 	if maxBytes == 0 {
 		maxBytes = record.MaxBatchBytes
 	}
+	over := b.waitsFor(ctx, g.ID, req.GetMember(), session)
+	defer over()
 	deliveries, idle, err := b.receive(ctx, t, g.ID, consumer.ReceiveRequest{
 		Group: consumer.GroupID(g.ID), Member: req.GetMember(), Session: session,
 		Max: max(1, int(req.GetMaxMessages())), MaxBytes: maxBytes,
@@ -278,7 +280,7 @@ func (a consumeAPI) alive(ctx context.Context, g *coordinator.Group, req *strand
 	}
 	if req.GetSession() == "" {
 		if m, ok := g.Member(req.GetMember()); ok {
-			_, _ = a.b.members.Heartbeat(ctx, g.ID, m.Name, m.Session) // it may just have ended
+			_, _ = a.b.heartbeat(ctx, g.ID, m.Name, m.Session) // it may just have ended
 		}
 		return nil
 	}
@@ -286,7 +288,7 @@ func (a consumeAPI) alive(ctx context.Context, g *coordinator.Group, req *strand
 	if err != nil {
 		return err
 	}
-	_, err = a.b.members.Heartbeat(ctx, g.ID, req.GetMember(), session)
+	_, err = a.b.heartbeat(ctx, g.ID, req.GetMember(), session)
 	return err
 }
 

@@ -305,6 +305,20 @@ type members interface {
 	Leave(ctx context.Context, group coordinator.GroupID, member string, session uint64) error
 }
 
+// miss says that nothing was heard of a session since a call of it broke off.
+func (b *Broker) miss(ctx context.Context, group coordinator.GroupID, member string, session uint64, silent time.Duration) error {
+	if b.far == nil || b.far.here(partition.Metadata) {
+		return b.coord.Miss(group, member, session, partition.Millis(silent.Milliseconds()))
+	}
+	if f, ok := b.members.(*farMembers); ok {
+		f.forget(session)
+	}
+	_, err := atMetadata(ctx, b, true, func(r *remote) (*nodev1.MissResponse, error) {
+		return r.sessions.Miss(ctx, &nodev1.MissRequest{Group: uint64(group), Member: member, Session: session, SilentMs: silent.Milliseconds()})
+	})
+	return err
+}
+
 // farMembers are members where another node may lead the metadata log.
 type farMembers struct {
 	b *Broker
@@ -374,6 +388,13 @@ func (f *farMembers) note(session uint64) {
 	f.told[session] = now
 }
 
+// forget has the next sign of life of a session passed on, whenever the last one was.
+func (f *farMembers) forget(session uint64) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.told, session)
+}
+
 // Heartbeat implements members. The leader hears of a session a few times per
 // timeout, and of one that is away at once.
 func (f *farMembers) Heartbeat(ctx context.Context, group coordinator.GroupID, member string, session uint64) (*coordinator.Member, error) {
@@ -435,9 +456,7 @@ func (f *farMembers) Leave(ctx context.Context, group coordinator.GroupID, membe
 	res, err := atMetadata(ctx, f.b, true, func(r *remote) (*nodev1.LeaveResponse, error) {
 		return r.sessions.Leave(ctx, &nodev1.LeaveRequest{Group: uint64(group), Member: member, Session: session})
 	})
-	f.mu.Lock()
-	delete(f.told, session)
-	f.mu.Unlock()
+	f.forget(session)
 	if err == nil {
 		f.b.awaitRevision(ctx, res.GetRevision())
 	}

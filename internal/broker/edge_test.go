@@ -227,8 +227,8 @@ func again() map[string]func(*testing.T) {
 		"Consume": TestConsume, "ConsumeCredits": TestConsumeCredits, "ConsumeEnds": TestConsumeEnds, "ConsumeSettles": TestConsumeSettles,
 		"ConsumeOpens": TestConsumeOpens, "ConsumeAssignment": TestConsumeAssignment, "Subscribe": TestSubscribe,
 		"ConsumeDrains": TestConsumeDrains, "ConsumeDrainsWhatIsOnItsWay": TestConsumeDrainsWhatIsOnItsWay, "DrainByCalls": TestDrainByCalls,
-		"SubscribeDrains": TestSubscribeDrains,
-		"PlainPublish":    TestPlainPublish, "PlainTopics": TestPlainTopics,
+		"SubscribeDrains": TestSubscribeDrains, "MissedMember": TestMissedMember,
+		"PlainPublish": TestPlainPublish, "PlainTopics": TestPlainTopics,
 		"PlainPollAndSettle": TestPlainPollAndSettle, "PlainRead": TestPlainRead, "PlainEvents": TestPlainEvents,
 	}
 }

@@ -381,6 +381,14 @@ func (s sessionServer) Leave(ctx context.Context, req *nodev1.LeaveRequest) (*no
 	return &nodev1.LeaveResponse{Revision: s.b.coord.View().Revision}, nil
 }
 
+// Miss implements nodev1connect.SessionServiceHandler.
+func (s sessionServer) Miss(_ context.Context, req *nodev1.MissRequest) (*nodev1.MissResponse, error) {
+	if err := s.b.led(uint64(partition.Metadata)); err != nil {
+		return nil, err
+	}
+	return &nodev1.MissResponse{}, s.b.coord.Miss(coordinator.GroupID(req.GetGroup()), req.GetMember(), req.GetSession(), partition.Millis(req.GetSilentMs()))
+}
+
 // EnsureGroup implements nodev1connect.SessionServiceHandler.
 func (s sessionServer) EnsureGroup(ctx context.Context, req *nodev1.EnsureGroupRequest) (*nodev1.EnsureGroupResponse, error) {
 	if err := s.b.led(uint64(partition.Metadata)); err != nil {

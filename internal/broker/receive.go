@@ -23,6 +23,14 @@ func (b *Broker) receive(ctx context.Context, t *topic, gid coordinator.GroupID,
 		if err != nil {
 			return nil, "", err
 		}
+		if member.Away { // it was missed, by another node or by time, and asks all the same
+			if _, err := b.members.Heartbeat(ctx, gid, req.Member, req.Session); err != nil {
+				return nil, "", err
+			}
+			if back, err := b.stillOpen(gid, req); err == nil && !back.Away {
+				continue
+			}
+		}
 		if member.Draining {
 			end = time.Now() // nothing more will come, and it may be waited for
 		}

@@ -440,6 +440,116 @@ func (x *LeaveResponse) GetRevision() uint64 {
 	return 0
 }
 
+// MissRequest names the session.
+type MissRequest struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// The group's number.
+	Group uint64 `protobuf:"varint,1,opt,name=group,proto3" json:"group,omitempty"`
+	// The member.
+	Member string `protobuf:"bytes,2,opt,name=member,proto3" json:"member,omitempty"`
+	// Its session.
+	Session uint64 `protobuf:"varint,3,opt,name=session,proto3" json:"session,omitempty"`
+	// For how long nothing was heard of it here.
+	SilentMs      int64 `protobuf:"varint,4,opt,name=silent_ms,json=silentMs,proto3" json:"silent_ms,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MissRequest) Reset() {
+	*x = MissRequest{}
+	mi := &file_node_v1_session_proto_msgTypes[6]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MissRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MissRequest) ProtoMessage() {}
+
+func (x *MissRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_session_proto_msgTypes[6]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MissRequest.ProtoReflect.Descriptor instead.
+func (*MissRequest) Descriptor() ([]byte, []int) {
+	return file_node_v1_session_proto_rawDescGZIP(), []int{6}
+}
+
+func (x *MissRequest) GetGroup() uint64 {
+	if x != nil {
+		return x.Group
+	}
+	return 0
+}
+
+func (x *MissRequest) GetMember() string {
+	if x != nil {
+		return x.Member
+	}
+	return ""
+}
+
+func (x *MissRequest) GetSession() uint64 {
+	if x != nil {
+		return x.Session
+	}
+	return 0
+}
+
+func (x *MissRequest) GetSilentMs() int64 {
+	if x != nil {
+		return x.SilentMs
+	}
+	return 0
+}
+
+// MissResponse says that it is looked into.
+type MissResponse struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *MissResponse) Reset() {
+	*x = MissResponse{}
+	mi := &file_node_v1_session_proto_msgTypes[7]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *MissResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*MissResponse) ProtoMessage() {}
+
+func (x *MissResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_node_v1_session_proto_msgTypes[7]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use MissResponse.ProtoReflect.Descriptor instead.
+func (*MissResponse) Descriptor() ([]byte, []int) {
+	return file_node_v1_session_proto_rawDescGZIP(), []int{7}
+}
+
 // EnsureGroupRequest names the group.
 type EnsureGroupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -453,7 +563,7 @@ type EnsureGroupRequest struct {
 
 func (x *EnsureGroupRequest) Reset() {
 	*x = EnsureGroupRequest{}
-	mi := &file_node_v1_session_proto_msgTypes[6]
+	mi := &file_node_v1_session_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -465,7 +575,7 @@ func (x *EnsureGroupRequest) String() string {
 func (*EnsureGroupRequest) ProtoMessage() {}
 
 func (x *EnsureGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_session_proto_msgTypes[6]
+	mi := &file_node_v1_session_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -478,7 +588,7 @@ func (x *EnsureGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureGroupRequest.ProtoReflect.Descriptor instead.
 func (*EnsureGroupRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_session_proto_rawDescGZIP(), []int{6}
+	return file_node_v1_session_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *EnsureGroupRequest) GetTopic() string {
@@ -504,7 +614,7 @@ type EnsureGroupResponse struct {
 
 func (x *EnsureGroupResponse) Reset() {
 	*x = EnsureGroupResponse{}
-	mi := &file_node_v1_session_proto_msgTypes[7]
+	mi := &file_node_v1_session_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -516,7 +626,7 @@ func (x *EnsureGroupResponse) String() string {
 func (*EnsureGroupResponse) ProtoMessage() {}
 
 func (x *EnsureGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_session_proto_msgTypes[7]
+	mi := &file_node_v1_session_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -529,7 +639,7 @@ func (x *EnsureGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EnsureGroupResponse.ProtoReflect.Descriptor instead.
 func (*EnsureGroupResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_session_proto_rawDescGZIP(), []int{7}
+	return file_node_v1_session_proto_rawDescGZIP(), []int{9}
 }
 
 // RevisionRequest asks for the map's revision.
@@ -541,7 +651,7 @@ type RevisionRequest struct {
 
 func (x *RevisionRequest) Reset() {
 	*x = RevisionRequest{}
-	mi := &file_node_v1_session_proto_msgTypes[8]
+	mi := &file_node_v1_session_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -553,7 +663,7 @@ func (x *RevisionRequest) String() string {
 func (*RevisionRequest) ProtoMessage() {}
 
 func (x *RevisionRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_session_proto_msgTypes[8]
+	mi := &file_node_v1_session_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -566,7 +676,7 @@ func (x *RevisionRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionRequest.ProtoReflect.Descriptor instead.
 func (*RevisionRequest) Descriptor() ([]byte, []int) {
-	return file_node_v1_session_proto_rawDescGZIP(), []int{8}
+	return file_node_v1_session_proto_rawDescGZIP(), []int{10}
 }
 
 // RevisionResponse is it.
@@ -580,7 +690,7 @@ type RevisionResponse struct {
 
 func (x *RevisionResponse) Reset() {
 	*x = RevisionResponse{}
-	mi := &file_node_v1_session_proto_msgTypes[9]
+	mi := &file_node_v1_session_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -592,7 +702,7 @@ func (x *RevisionResponse) String() string {
 func (*RevisionResponse) ProtoMessage() {}
 
 func (x *RevisionResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_node_v1_session_proto_msgTypes[9]
+	mi := &file_node_v1_session_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -605,7 +715,7 @@ func (x *RevisionResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use RevisionResponse.ProtoReflect.Descriptor instead.
 func (*RevisionResponse) Descriptor() ([]byte, []int) {
-	return file_node_v1_session_proto_rawDescGZIP(), []int{9}
+	return file_node_v1_session_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *RevisionResponse) GetRevision() uint64 {
@@ -641,7 +751,13 @@ const file_node_v1_session_proto_rawDesc = "" +
 	"\asession\x18\x03 \x01(\x04R\asession\x12\x14\n" +
 	"\x05drain\x18\x04 \x01(\bR\x05drain\"+\n" +
 	"\rLeaveResponse\x12\x1a\n" +
-	"\brevision\x18\x01 \x01(\x04R\brevision\"@\n" +
+	"\brevision\x18\x01 \x01(\x04R\brevision\"r\n" +
+	"\vMissRequest\x12\x14\n" +
+	"\x05group\x18\x01 \x01(\x04R\x05group\x12\x16\n" +
+	"\x06member\x18\x02 \x01(\tR\x06member\x12\x18\n" +
+	"\asession\x18\x03 \x01(\x04R\asession\x12\x1b\n" +
+	"\tsilent_ms\x18\x04 \x01(\x03R\bsilentMs\"\x0e\n" +
+	"\fMissResponse\"@\n" +
 	"\x12EnsureGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
 	"\x05group\x18\x02 \x01(\tR\x05group\"\x15\n" +
@@ -652,11 +768,12 @@ const file_node_v1_session_proto_rawDesc = "" +
 	"\bJoinKind\x12\x19\n" +
 	"\x15JOIN_KIND_UNSPECIFIED\x10\x00\x12\x14\n" +
 	"\x10JOIN_KIND_STREAM\x10\x01\x12\x12\n" +
-	"\x0eJOIN_KIND_OPEN\x10\x022\xd6\x02\n" +
+	"\x0eJOIN_KIND_OPEN\x10\x022\x8d\x03\n" +
 	"\x0eSessionService\x125\n" +
 	"\x04Join\x12\x14.node.v1.JoinRequest\x1a\x15.node.v1.JoinResponse\"\x00\x12D\n" +
 	"\tHeartbeat\x12\x19.node.v1.HeartbeatRequest\x1a\x1a.node.v1.HeartbeatResponse\"\x00\x128\n" +
-	"\x05Leave\x12\x15.node.v1.LeaveRequest\x1a\x16.node.v1.LeaveResponse\"\x00\x12J\n" +
+	"\x05Leave\x12\x15.node.v1.LeaveRequest\x1a\x16.node.v1.LeaveResponse\"\x00\x125\n" +
+	"\x04Miss\x12\x14.node.v1.MissRequest\x1a\x15.node.v1.MissResponse\"\x00\x12J\n" +
 	"\vEnsureGroup\x12\x1b.node.v1.EnsureGroupRequest\x1a\x1c.node.v1.EnsureGroupResponse\"\x00\x12A\n" +
 	"\bRevision\x12\x18.node.v1.RevisionRequest\x1a\x19.node.v1.RevisionResponse\"\x00B3Z1github.com/strandmq/strandmq/proto/node/v1;nodev1b\x06proto3"
 
@@ -673,7 +790,7 @@ func file_node_v1_session_proto_rawDescGZIP() []byte {
 }
 
 var file_node_v1_session_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_node_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 10)
+var file_node_v1_session_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
 var file_node_v1_session_proto_goTypes = []any{
 	(JoinKind)(0),               // 0: node.v1.JoinKind
 	(*JoinRequest)(nil),         // 1: node.v1.JoinRequest
@@ -682,25 +799,29 @@ var file_node_v1_session_proto_goTypes = []any{
 	(*HeartbeatResponse)(nil),   // 4: node.v1.HeartbeatResponse
 	(*LeaveRequest)(nil),        // 5: node.v1.LeaveRequest
 	(*LeaveResponse)(nil),       // 6: node.v1.LeaveResponse
-	(*EnsureGroupRequest)(nil),  // 7: node.v1.EnsureGroupRequest
-	(*EnsureGroupResponse)(nil), // 8: node.v1.EnsureGroupResponse
-	(*RevisionRequest)(nil),     // 9: node.v1.RevisionRequest
-	(*RevisionResponse)(nil),    // 10: node.v1.RevisionResponse
+	(*MissRequest)(nil),         // 7: node.v1.MissRequest
+	(*MissResponse)(nil),        // 8: node.v1.MissResponse
+	(*EnsureGroupRequest)(nil),  // 9: node.v1.EnsureGroupRequest
+	(*EnsureGroupResponse)(nil), // 10: node.v1.EnsureGroupResponse
+	(*RevisionRequest)(nil),     // 11: node.v1.RevisionRequest
+	(*RevisionResponse)(nil),    // 12: node.v1.RevisionResponse
 }
 var file_node_v1_session_proto_depIdxs = []int32{
 	0,  // 0: node.v1.JoinRequest.kind:type_name -> node.v1.JoinKind
 	1,  // 1: node.v1.SessionService.Join:input_type -> node.v1.JoinRequest
 	3,  // 2: node.v1.SessionService.Heartbeat:input_type -> node.v1.HeartbeatRequest
 	5,  // 3: node.v1.SessionService.Leave:input_type -> node.v1.LeaveRequest
-	7,  // 4: node.v1.SessionService.EnsureGroup:input_type -> node.v1.EnsureGroupRequest
-	9,  // 5: node.v1.SessionService.Revision:input_type -> node.v1.RevisionRequest
-	2,  // 6: node.v1.SessionService.Join:output_type -> node.v1.JoinResponse
-	4,  // 7: node.v1.SessionService.Heartbeat:output_type -> node.v1.HeartbeatResponse
-	6,  // 8: node.v1.SessionService.Leave:output_type -> node.v1.LeaveResponse
-	8,  // 9: node.v1.SessionService.EnsureGroup:output_type -> node.v1.EnsureGroupResponse
-	10, // 10: node.v1.SessionService.Revision:output_type -> node.v1.RevisionResponse
-	6,  // [6:11] is the sub-list for method output_type
-	1,  // [1:6] is the sub-list for method input_type
+	7,  // 4: node.v1.SessionService.Miss:input_type -> node.v1.MissRequest
+	9,  // 5: node.v1.SessionService.EnsureGroup:input_type -> node.v1.EnsureGroupRequest
+	11, // 6: node.v1.SessionService.Revision:input_type -> node.v1.RevisionRequest
+	2,  // 7: node.v1.SessionService.Join:output_type -> node.v1.JoinResponse
+	4,  // 8: node.v1.SessionService.Heartbeat:output_type -> node.v1.HeartbeatResponse
+	6,  // 9: node.v1.SessionService.Leave:output_type -> node.v1.LeaveResponse
+	8,  // 10: node.v1.SessionService.Miss:output_type -> node.v1.MissResponse
+	10, // 11: node.v1.SessionService.EnsureGroup:output_type -> node.v1.EnsureGroupResponse
+	12, // 12: node.v1.SessionService.Revision:output_type -> node.v1.RevisionResponse
+	7,  // [7:13] is the sub-list for method output_type
+	1,  // [1:7] is the sub-list for method input_type
 	1,  // [1:1] is the sub-list for extension type_name
 	1,  // [1:1] is the sub-list for extension extendee
 	0,  // [0:1] is the sub-list for field type_name
@@ -717,7 +838,7 @@ func file_node_v1_session_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_node_v1_session_proto_rawDesc), len(file_node_v1_session_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   10,
+			NumMessages:   12,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

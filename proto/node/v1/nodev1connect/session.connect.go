@@ -40,6 +40,8 @@ const (
 	SessionServiceHeartbeatProcedure = "/node.v1.SessionService/Heartbeat"
 	// SessionServiceLeaveProcedure is the fully-qualified name of the SessionService's Leave RPC.
 	SessionServiceLeaveProcedure = "/node.v1.SessionService/Leave"
+	// SessionServiceMissProcedure is the fully-qualified name of the SessionService's Miss RPC.
+	SessionServiceMissProcedure = "/node.v1.SessionService/Miss"
 	// SessionServiceEnsureGroupProcedure is the fully-qualified name of the SessionService's
 	// EnsureGroup RPC.
 	SessionServiceEnsureGroupProcedure = "/node.v1.SessionService/EnsureGroup"
@@ -55,6 +57,9 @@ type SessionServiceClient interface {
 	Heartbeat(context.Context, *v1.HeartbeatRequest) (*v1.HeartbeatResponse, error)
 	// Leave ends a session.
 	Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error)
+	// Miss tells that a call of a member broke off, and that nothing was heard of the
+	// member here since. Unless somebody else heard of it, it is away.
+	Miss(context.Context, *v1.MissRequest) (*v1.MissResponse, error)
 	// EnsureGroup creates a group with the default policy unless it is there.
 	EnsureGroup(context.Context, *v1.EnsureGroupRequest) (*v1.EnsureGroupResponse, error)
 	// Revision tells what the map has come to.
@@ -90,6 +95,12 @@ func NewSessionServiceClient(httpClient connect.HTTPClient, baseURL string, opts
 			connect.WithSchema(sessionServiceMethods.ByName("Leave")),
 			connect.WithClientOptions(opts...),
 		),
+		miss: connect.NewClient[v1.MissRequest, v1.MissResponse](
+			httpClient,
+			baseURL+SessionServiceMissProcedure,
+			connect.WithSchema(sessionServiceMethods.ByName("Miss")),
+			connect.WithClientOptions(opts...),
+		),
 		ensureGroup: connect.NewClient[v1.EnsureGroupRequest, v1.EnsureGroupResponse](
 			httpClient,
 			baseURL+SessionServiceEnsureGroupProcedure,
@@ -110,6 +121,7 @@ type sessionServiceClient struct {
 	join        *connect.Client[v1.JoinRequest, v1.JoinResponse]
 	heartbeat   *connect.Client[v1.HeartbeatRequest, v1.HeartbeatResponse]
 	leave       *connect.Client[v1.LeaveRequest, v1.LeaveResponse]
+	miss        *connect.Client[v1.MissRequest, v1.MissResponse]
 	ensureGroup *connect.Client[v1.EnsureGroupRequest, v1.EnsureGroupResponse]
 	revision    *connect.Client[v1.RevisionRequest, v1.RevisionResponse]
 }
@@ -135,6 +147,15 @@ func (c *sessionServiceClient) Heartbeat(ctx context.Context, req *v1.HeartbeatR
 // Leave calls node.v1.SessionService.Leave.
 func (c *sessionServiceClient) Leave(ctx context.Context, req *v1.LeaveRequest) (*v1.LeaveResponse, error) {
 	response, err := c.leave.CallUnary(ctx, connect.NewRequest(req))
+	if response != nil {
+		return response.Msg, err
+	}
+	return nil, err
+}
+
+// Miss calls node.v1.SessionService.Miss.
+func (c *sessionServiceClient) Miss(ctx context.Context, req *v1.MissRequest) (*v1.MissResponse, error) {
+	response, err := c.miss.CallUnary(ctx, connect.NewRequest(req))
 	if response != nil {
 		return response.Msg, err
 	}
@@ -167,6 +188,9 @@ type SessionServiceHandler interface {
 	Heartbeat(context.Context, *v1.HeartbeatRequest) (*v1.HeartbeatResponse, error)
 	// Leave ends a session.
 	Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error)
+	// Miss tells that a call of a member broke off, and that nothing was heard of the
+	// member here since. Unless somebody else heard of it, it is away.
+	Miss(context.Context, *v1.MissRequest) (*v1.MissResponse, error)
 	// EnsureGroup creates a group with the default policy unless it is there.
 	EnsureGroup(context.Context, *v1.EnsureGroupRequest) (*v1.EnsureGroupResponse, error)
 	// Revision tells what the map has come to.
@@ -198,6 +222,12 @@ func NewSessionServiceHandler(svc SessionServiceHandler, opts ...connect.Handler
 		connect.WithSchema(sessionServiceMethods.ByName("Leave")),
 		connect.WithHandlerOptions(opts...),
 	)
+	sessionServiceMissHandler := connect.NewUnaryHandlerSimple(
+		SessionServiceMissProcedure,
+		svc.Miss,
+		connect.WithSchema(sessionServiceMethods.ByName("Miss")),
+		connect.WithHandlerOptions(opts...),
+	)
 	sessionServiceEnsureGroupHandler := connect.NewUnaryHandlerSimple(
 		SessionServiceEnsureGroupProcedure,
 		svc.EnsureGroup,
@@ -218,6 +248,8 @@ func NewSessionServiceHandler(svc SessionServiceHandler, opts ...connect.Handler
 			sessionServiceHeartbeatHandler.ServeHTTP(w, r)
 		case SessionServiceLeaveProcedure:
 			sessionServiceLeaveHandler.ServeHTTP(w, r)
+		case SessionServiceMissProcedure:
+			sessionServiceMissHandler.ServeHTTP(w, r)
 		case SessionServiceEnsureGroupProcedure:
 			sessionServiceEnsureGroupHandler.ServeHTTP(w, r)
 		case SessionServiceRevisionProcedure:
@@ -241,6 +273,10 @@ func (UnimplementedSessionServiceHandler) Heartbeat(context.Context, *v1.Heartbe
 
 func (UnimplementedSessionServiceHandler) Leave(context.Context, *v1.LeaveRequest) (*v1.LeaveResponse, error) {
 	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.SessionService.Leave is not implemented"))
+}
+
+func (UnimplementedSessionServiceHandler) Miss(context.Context, *v1.MissRequest) (*v1.MissResponse, error) {
+	return nil, connect.NewError(connect.CodeUnimplemented, errors.New("node.v1.SessionService.Miss is not implemented"))
 }
 
 func (UnimplementedSessionServiceHandler) EnsureGroup(context.Context, *v1.EnsureGroupRequest) (*v1.EnsureGroupResponse, error) {
