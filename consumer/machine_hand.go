@@ -270,7 +270,7 @@ func (h *hand) spread(n uint32) {
 	}
 	for i := range old {
 		for _, d := range old[i].ready.items {
-			if e := &h.g.entries[d.slot]; e.offset == d.offset {
+			if e := &h.g.entries[d.slot]; e.at != vacant && e.offset == d.offset {
 				h.laneOf(e).ready.push(d)
 			}
 		}

@@ -5,6 +5,15 @@ import "testing"
 // TestTwinRegressions runs scripts that once failed.
 func TestTwinRegressions(t *testing.T) {
 	for _, c := range []struct{ name, script string }{
+		{"the first message of the log waits again, after the keys were divided anew", `
+			create 0 302934 0 0
+			publish 1 0 0 0
+			rogue 0 4 0 0
+			rogue 0 2 0 0
+			receive 0 2 65 87
+			advance 0 239 0 0
+			drain 0 0 0 0
+			replay 0 0 0 0`},
 		{"the queues of a group without order are built anew, while something is out and memory is full", `
 			keys 0 0 0 2
 			create 0 0 0 0
