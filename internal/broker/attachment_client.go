@@ -88,13 +88,18 @@ func (a *attachment) loaned() int {
 	return a.loan
 }
 
-func (a *attachment) grant(n int) {
+// grant lends credit; false: the attachment is over, and what it had was given back.
+func (a *attachment) grant(n int) bool {
 	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.over {
+		return false
+	}
 	a.loan += n
 	a.grants += n
 	a.hunger = false
-	a.mu.Unlock()
 	nudge(a.wake)
+	return true
 }
 
 // recallIdle calls credit back that is on loan and not needed.
@@ -128,7 +133,11 @@ func (a *attachment) settle(p partition.PartitionID, list []consumer.Settlement,
 func (a *attachment) run() {
 	ctx, stop := context.WithCancel(a.g.ctx)
 	defer stop()
-	err := a.serve(ctx, stop)
+	a.end(a.serve(ctx, stop))
+}
+
+// end gives back what the attachment had, and answers what waits.
+func (a *attachment) end(err error) {
 	a.mu.Lock()
 	a.over = true
 	loan, bytes, waits, shares := a.loan, a.bytes, a.waits, a.shares
@@ -234,8 +243,9 @@ func (a *attachment) take(f *nodev1.AttachResponse) error {
 	}
 	var done []func()
 	a.mu.Lock()
+	a.loan = max(0, a.loan-used)
 	back := min(int(f.GetReturned()), a.loan)
-	a.loan = max(0, a.loan-used-back)
+	a.loan -= back
 	if f.GetRecalled() {
 		a.called = false
 	}

@@ -64,6 +64,7 @@ type gather struct {
 	ctx     context.Context //nolint:containedctx // of all that runs for the stream, until Close
 	cancel  context.CancelFunc
 	running sync.WaitGroup
+	attach  func(*attachment) // runs one; a test has its own
 
 	ending sync.Mutex // after all others: partitions hold it for a moment, too
 	ended  bool       // guarded by ending: nothing more is made to run that settles
@@ -99,6 +100,7 @@ func (d *dispatch) gather(req consumer.StreamRequest, mem *holding) (*gather, er
 	}
 	g.req = req
 	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.attach = func(a *attachment) { g.running.Go(a.run) }
 	g.running.Go(g.listen)
 	return g, nil
 }
@@ -168,7 +170,7 @@ func (g *gather) place() {
 		if a == nil {
 			a = newAttachment(g, n)
 			g.at[n] = a
-			g.running.Go(a.run)
+			g.attach(a)
 		}
 		a.setShares(by[n])
 	}
@@ -285,15 +287,15 @@ func (g *gather) credit(n int) {
 	if of > 0 && len(g.adopted) == 0 {
 		each := n / of
 		for _, a := range asks {
-			if each > 0 {
-				a.grant(each)
+			if each > 0 && a.grant(each) {
 				n -= each
 			}
 		}
 		if each == 0 && n > 0 && len(g.own) == 0 {
 			g.turn++
-			asks[g.turn%len(asks)].grant(n)
-			n = 0
+			if asks[g.turn%len(asks)].grant(n) {
+				n = 0
+			}
 		}
 	}
 	if n > 0 {
@@ -325,6 +327,7 @@ func (g *gather) distribute() {
 		}
 		part := *h
 		part.Deliveries = h.Deliveries[:n:n]
+		part.Again = false // it has its credit: Poll must not take another for it
 		g.Take(part)
 		if h.Deliveries = h.Deliveries[n:]; len(h.Deliveries) == 0 {
 			g.adopted = g.adopted[1:]
@@ -350,8 +353,7 @@ func (g *gather) distribute() {
 		of++
 	}
 	for _, a := range hungry {
-		if n := min(all, max(1, all/of)); n > 0 {
-			a.grant(n)
+		if n := min(all, max(1, all/of)); n > 0 && a.grant(n) {
 			all -= n
 			of = max(1, of-1)
 		}
