@@ -53,6 +53,7 @@ type parcel struct {
 	number uint64
 	batch  record.Batch
 	done   func([]partition.Stored, error)
+	from   *source
 	until  time.Time // it is not sent again later
 	sent   bool
 	maybe  bool  // it was sent once, and may be stored
@@ -78,10 +79,10 @@ func harmless(b record.Batch) bool {
 
 // PublishAsync implements router.Log.
 func (d *dispatch) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
-	return d.publishRaw(d.own, id, batch, done)
+	return d.publishRaw(d.own, nil, id, batch, done)
 }
 
-func (d *dispatch) publishRaw(here outlet, id uint64, batch []byte, done func([]router.Stored, error)) error {
+func (d *dispatch) publishRaw(here outlet, from *source, id uint64, batch []byte, done func([]router.Stored, error)) error {
 	parsed, rest, err := record.Parse(batch)
 	if err != nil {
 		return err
@@ -89,7 +90,7 @@ func (d *dispatch) publishRaw(here outlet, id uint64, batch []byte, done func([]
 	if len(rest) > 0 {
 		return errNotWhole
 	}
-	return d.publish(here, id, parsed, func(stored []partition.Stored, err error) {
+	return d.publish(here, from, id, parsed, func(stored []partition.Stored, err error) {
 		if err != nil {
 			done(nil, err)
 			return
@@ -100,40 +101,68 @@ func (d *dispatch) publishRaw(here outlet, id uint64, batch []byte, done func([]
 
 // PublishBatch implements outlet.
 func (d *dispatch) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
-	return d.publish(d.own, id, b, done)
+	return d.publish(d.own, nil, id, b, done)
 }
 
 // From implements partitions. Sources take turns where they come in; on their way
 // to another node they are that node's one source.
-func (d *dispatch) From(s partition.Source) outlet { return farSource{d, d.own.From(s)} }
+func (d *dispatch) From(s partition.Source) outlet { return farSource{d, d.own.From(s), &source{}} }
 
 // farSource is one source's way to partitions anywhere.
 type farSource struct {
-	d   *dispatch
-	own outlet
+	d    *dispatch
+	own  outlet
+	from *source
+}
+
+// A source is who wants its batches stored in the order in which it gives them, such as
+// a publish stream. It hears of a refusal a moment after the refusal, and may give
+// another batch in between: that is refused as well, or the one that was refused and is
+// sent again would be stored behind it.
+type source struct {
+	refused error // guarded by dispatch.mu
+}
+
+// refuse notes what became of a batch. The dispatch's mu is held.
+func (s *source) refuse(id partition.PartitionID, err error) {
+	switch {
+	case s == nil || err == nil || s.refused != nil || !passes(err):
+	case errors.As(err, new(*partition.ErrOutcomeUnknown)):
+		s.refused = notLed(id) // of what comes behind it is known
+	default:
+		s.refused = err
+	}
+}
+
+// over is why nothing more is taken; nil: it is. The dispatch's mu is held.
+func (s *source) over() error {
+	if s == nil {
+		return nil
+	}
+	return s.refused
 }
 
 // PublishAsync implements router.Log.
 func (f farSource) PublishAsync(id uint64, batch []byte, done func([]router.Stored, error)) error {
-	return f.d.publishRaw(f.own, id, batch, done)
+	return f.d.publishRaw(f.own, f.from, id, batch, done)
 }
 
 // PublishBatch implements outlet.
 func (f farSource) PublishBatch(id uint64, b record.Batch, done func([]partition.Stored, error)) error {
-	return f.d.publish(f.own, id, b, done)
+	return f.d.publish(f.own, f.from, id, b, done)
 }
 
 // publish stores a batch here by its source, or puts it into its lane.
-func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]partition.Stored, error)) error {
+func (d *dispatch) publish(here outlet, from *source, id uint64, b record.Batch, done func([]partition.Stored, error)) error {
 	pid := partition.PartitionID(id)
-	if number := d.takeOff(pid); number > 0 {
+	if number := d.takeOff(pid, from); number > 0 {
 		if r := d.b.disk.refuse(); r != nil {
 			d.land(pid)
 			return r
 		}
 		err := d.misled(pid, here.PublishBatch(id, b, func(stored []partition.Stored, err error) {
 			if err != nil {
-				d.fellBack(pid, number, b, done, err)
+				d.fellBack(pid, &parcel{number: number, batch: b, done: done, from: from}, err)
 				return
 			}
 			done(stored, nil) // first: then who gave it knows
@@ -153,6 +182,9 @@ func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]p
 	if d.shut {
 		return &partition.ErrStopped{}
 	}
+	if err := from.over(); err != nil {
+		return err
+	}
 	l := d.lane(pid)
 	if len(l.queue) > 0 && l.bytes+size > laneBytes || d.queued > 0 && d.queued+size > lanesBytes {
 		return &partition.ErrFull{Partition: pid, RetryAfter: laneFull}
@@ -160,7 +192,7 @@ func (d *dispatch) publish(here outlet, id uint64, b record.Batch, done func([]p
 	l.next++
 	l.bytes += size
 	d.queued += size
-	l.queue = append(l.queue, &parcel{number: l.next, batch: b, done: done, until: time.Now().Add(leaderPatience)})
+	l.queue = append(l.queue, &parcel{number: l.next, batch: b, done: done, from: from, until: time.Now().Add(leaderPatience)})
 	if l.stops == nil {
 		l.send()
 	}
@@ -300,7 +332,9 @@ func (l *lane) stop(err error, final bool) {
 	l.closed = true
 }
 
+// drop lets go of a parcel, which has its answer.
 func (l *lane) drop(x *parcel) {
+	x.from.refuse(l.id, x.err)
 	n := len(x.batch.Bytes())
 	l.bytes -= n
 	l.d.queued -= n

@@ -26,7 +26,7 @@ func BenchmarkOwnBatches(b *testing.B) {
 	}
 	for name, out := range map[string]func() error{
 		"host":     func() error { return storesAtOnce{}.PublishBatch(1, batch, func([]partition.Stored, error) {}) },
-		"dispatch": func() error { return d.publish(storesAtOnce{}, 1, batch, func([]partition.Stored, error) {}) },
+		"dispatch": func() error { return d.publish(storesAtOnce{}, nil, 1, batch, func([]partition.Stored, error) {}) },
 	} {
 		b.Run(name, func(b *testing.B) {
 			b.ReportAllocs()

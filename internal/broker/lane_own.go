@@ -5,7 +5,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -22,10 +21,10 @@ type ownFlight struct {
 
 // takeOff counts a batch that goes to this node's host, and numbers it, if it may: the
 // partition is led here, and nothing of it is in a lane. 0: it may not.
-func (d *dispatch) takeOff(id partition.PartitionID) uint64 {
+func (d *dispatch) takeOff(id partition.PartitionID, from *source) uint64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if d.shut || d.lanes[id] != nil || d.leader1(id) != d.b.cfg.Node {
+	if d.shut || from.over() != nil || d.lanes[id] != nil || d.leader1(id) != d.b.cfg.Node {
 		return 0
 	}
 	f := d.aloft[id]
@@ -59,14 +58,15 @@ func (d *dispatch) land1(id partition.PartitionID) []*parcel {
 
 // fellBack takes a batch that the host did not store, or of which it does not know. If
 // it may be stored elsewhere it goes into the lane; if not, that is its answer.
-func (d *dispatch) fellBack(id partition.PartitionID, number uint64, b record.Batch, done func([]partition.Stored, error), err error) {
+func (d *dispatch) fellBack(id partition.PartitionID, x *parcel, err error) {
 	err = d.misled(id, err)
 	unknown := errors.As(err, new(*partition.ErrOutcomeUnknown))
-	again := notTaken(err) || unknown && harmless(b)
+	again := notTaken(err) || unknown && harmless(x.batch)
 	d.mu.Lock()
 	if d.shut || !again && !unknown {
+		x.from.refuse(id, err)
 		d.mu.Unlock()
-		done(nil, err)
+		x.done(nil, err)
 		d.land(id)
 		return
 	}
@@ -77,18 +77,20 @@ func (d *dispatch) fellBack(id partition.PartitionID, number uint64, b record.Ba
 	if again {
 		// Behind those before it: the host answers in order, or nearly so.
 		at := len(l.queue)
-		for at > 0 && l.queue[at-1].number > number {
+		for at > 0 && l.queue[at-1].number > x.number {
 			at--
 		}
-		l.queue = slices.Insert(l.queue, at, &parcel{number: number, batch: b, done: done, until: time.Now().Add(leaderPatience), maybe: unknown, err: err})
-		l.bytes += len(b.Bytes())
-		d.queued += len(b.Bytes())
-	} else if l.unknown == 0 || number < l.unknown {
-		l.unknown = number // what is behind it may not be stored before its publisher has heard
+		x.until, x.maybe, x.err = time.Now().Add(leaderPatience), unknown, err
+		l.queue = slices.Insert(l.queue, at, x)
+		l.bytes += len(x.batch.Bytes())
+		d.queued += len(x.batch.Bytes())
+	} else if l.unknown == 0 || x.number < l.unknown {
+		l.unknown = x.number // what is behind it may not be stored before its publisher has heard
 	}
 	if !again {
+		x.from.refuse(id, err)
 		d.mu.Unlock()
-		done(nil, err)
+		x.done(nil, err)
 		d.mu.Lock()
 	}
 	over := d.land1(id)

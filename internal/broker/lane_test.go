@@ -137,6 +137,7 @@ func TestNothingPassesOwnBatches(t *testing.T) {
 // ownHost takes batches and has the test answer them.
 type ownHost struct {
 	outlet
+	from  *source
 	taken []func([]partition.Stored, error)
 }
 
@@ -157,7 +158,7 @@ func (h *ownHost) give(t *testing.T, d *dispatch, id partition.PartitionID, text
 		t.Fatal(err)
 	}
 	answer := make(chan published, 1)
-	if err := d.publish(h, uint64(id), b, func(stored []partition.Stored, err error) { answer <- published{stored, err} }); err != nil {
+	if err := d.publish(h, h.from, uint64(id), b, func(stored []partition.Stored, err error) { answer <- published{stored, err} }); err != nil {
 		t.Fatal(err)
 	}
 	return answer
@@ -247,5 +248,69 @@ func TestOwnRefusalsAreAnswers(t *testing.T) {
 	(<-second).at(t, 7)
 	if len(d.lanes) != 0 || len(d.aloft) != 0 {
 		t.Errorf("%d lanes, %d on their way", len(d.lanes), len(d.aloft))
+	}
+}
+
+// A stream hears that a batch was refused a moment after that, and may give another one
+// in between, as here: it is refused, or it would be stored before the first, which is
+// sent again. What others send is taken.
+func TestNothingPassesWhatASourceLost(t *testing.T) {
+	t.Parallel()
+	batch := func(r record.Record) record.Batch {
+		b, _, err := record.Parse(record.Append(nil, record.Meta{}, []record.Record{r}))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return b
+	}
+	for _, c := range []struct {
+		what string
+		id   string // of the first message
+		own  bool   // it went to this node's host
+		why  func(partition.PartitionID) error
+	}{
+		{"no leader was found in time", "a", false, func(p partition.PartitionID) error { return &partition.ErrNotLeader{Partition: p} }},
+		{"nobody knows whether the leader stored it", "", false, func(p partition.PartitionID) error { return &partition.ErrOutcomeUnknown{Partition: p} }},
+		{"nobody knows whether this node stored it", "", true, func(p partition.PartitionID) error { return &partition.ErrOutcomeUnknown{Partition: p} }},
+		{"this node has no room", "a", true, func(p partition.PartitionID) error { return &partition.ErrFull{Partition: p} }},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			t.Parallel()
+			d, id, lead := moving(t)
+			stream := d.From(7).(farSource)
+			heard, behind := make(chan error, 1), make(chan error, 1)
+			first := batch(record.Record{ID: c.id, Body: []byte("a")})
+			done := func(_ []partition.Stored, err error) { // nobody has told the stream yet
+				heard <- err
+				behind <- stream.PublishBatch(uint64(id), batch(record.Record{ID: "b", Body: []byte("b")}), func([]partition.Stored, error) {})
+			}
+			if c.own {
+				lead(edgeNode)
+				h := &ownHost{from: stream.from}
+				if err := d.publish(h, h.from, uint64(id), first, done); err != nil {
+					t.Fatal(err)
+				}
+				h.taken[0](nil, c.why(id))
+			} else {
+				x := &parcel{number: 1, batch: first, from: stream.from, sent: true, until: time.Now().Add(-time.Hour), done: done}
+				l := &lane{d: d, id: id, queue: []*parcel{x}, sent: 1, to: ownerNode, next: 1, bytes: len(first.Bytes())}
+				d.mu.Lock()
+				d.lanes[id] = l
+				d.queued += l.bytes
+				d.mu.Unlock()
+				l.answer(x, nil, c.why(id))
+			}
+			if err := <-heard; err == nil {
+				t.Error("the first one was stored")
+			}
+			if err := <-behind; err == nil || !passes(err) || errors.As(err, new(*partition.ErrOutcomeUnknown)) {
+				t.Errorf("the one behind it: %v", err)
+			}
+			other, err := d.send(t, id, "c")
+			if err != nil {
+				t.Fatal(err)
+			}
+			(<-other).at(t, 0)
+		})
 	}
 }

@@ -45,7 +45,7 @@ func StrandsMemory(keys, producers uint32) uint64 {
 //	per key                the latest message: where and when         32 bytes
 //	per message            while it is in somebody's hands, or may be ~200 bytes
 //	the latest to end      when, where, by which attempt: bounded     ~100 bytes
-//	passed over            until the dead letters are known: bounded  ~48 bytes
+//	passed over            until the dead letters are known: bounded  ~64 bytes
 //
 // Every call of a member is told in two halves: what is about to be asked
 // (Now, Settling) before it is sent, and what came back (Arrived, Settled)
@@ -64,7 +64,7 @@ type Strands struct {
 	endings []Sent // the same in the order of their ends, as a ring
 	oldest  int
 	horizon uint64 // everything that ended and is forgotten ended before or then
-	passed  map[Sent]overtaking
+	passed  map[Sent]passedOver
 	maybe   map[Sent]struct{}
 	early   []early
 	told    uint64 // deaths that an answer told
@@ -88,6 +88,13 @@ type overtaking struct {
 // it brings have lapsed for good meanwhile.
 func (o overtaking) proves(a Arrival) bool {
 	return o.at > 0 && (a.Asked >= o.at || a.HandedOut > o.handedOut)
+}
+
+// passedOver is the arrival of a message, for those that the same producer had sent
+// before it and that had not come.
+type passedOver struct {
+	overtaking
+	place Place
 }
 
 // held is a message that arrived and has not ended.
@@ -189,7 +196,7 @@ func NewStrands(c StrandsConfig) *Strands {
 	s := &Strands{
 		c: c, next: make([]uint64, int(c.Keys)*int(c.Producers)), last: make([]latest, c.Keys),
 		open: map[Sent]*held{}, head: map[uint32]*held{}, ended: map[Sent]ending{},
-		passed: map[Sent]overtaking{}, maybe: map[Sent]struct{}{},
+		passed: map[Sent]passedOver{}, maybe: map[Sent]struct{}{},
 	}
 	for i := range s.next {
 		s.next[i] = 1
@@ -268,10 +275,14 @@ func (s *Strands) fresh(a Arrival) bool {
 		s.next[strand] = max(s.next[strand], m.Number+1)
 	case late:
 		delete(s.passed, m)
-		if proven(later) {
-			s.say(&s.v.Disordered, "P3", "%v arrived after a later one of its key", m)
-		} else {
-			h.overtaken(later, "a later one of its key")
+		switch {
+		case later.place.Partition == a.Place.Partition && later.place.Offset < a.Place.Offset:
+			// Whoever published, or stored, is at fault: the group follows the log.
+			s.say(&s.v.Disordered, "P2", "%v is stored at %v, behind a later one of its producer at offset %d", m, a.Place, later.place.Offset)
+		case proven(later.overtaking):
+			s.say(&s.v.Disordered, "P3", "%v at %v arrived after a later one of its key at offset %d", m, a.Place, later.place.Offset)
+		default:
+			h.overtaken(later.overtaking, "a later one of its key")
 		}
 	case m.Number < s.next[strand] && a.Place.Offset >= last.place.Offset:
 		s.say(&s.v.Duplicated, "P9", "%v is stored at %v, and was stored before", m, a.Place)
@@ -495,7 +506,7 @@ func (s *Strands) pass(a Arrival, from uint64) {
 			s.v.Lost += m.Number - n - 1
 			return
 		}
-		s.passed[over] = overtaking{s.clock, a.HandedOut}
+		s.passed[over] = passedOver{overtaking{s.clock, a.HandedOut}, a.Place}
 	}
 }
 
