@@ -73,6 +73,9 @@ func (f *Finding) next(format string, args ...any) *Finding {
 // weigh says which of two findings of one cause is the heavier.
 func (f *Finding) weigh(n uint64) *Finding { f.size = n; return f }
 
+// began says since when it is so.
+func (f *Finding) began(at int64) *Finding { f.since = at; return f }
+
 // ago is how long ago something was, by the clock of who asks; 0: it is to come.
 func (d *diagnosis) ago(t int64) time.Duration {
 	return max(0, time.Duration(d.facts.Now-t)*time.Millisecond)

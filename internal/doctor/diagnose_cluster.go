@@ -80,13 +80,13 @@ func (d *diagnosis) node(n *Node) {
 			text += fmt.Sprintf(", and the other nodes have not heard of it for %s", rough(n.Silent))
 		}
 		short, whole := d.short(n.ID)
-		d.add(Critical, NodeStuck, about, text).say("%d of %s are short of their replica on it", short, some(uint64(whole), "partition")).
+		d.add(Critical, NodeStuck, about, text).began(d.outage(n)).say("%d of %s are short of their replica on it", short, some(uint64(whole), "partition")).
 			next("strandmq cluster status").next("strandmq node --server %s", n.API)
 		return
 	case n.Known && n.Silent > 0 && n.Foreign && n.State != "lost":
 		// As it does that was started on an empty folder, with its usual command.
 		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away, and another cluster answers at its address: its disk is lost, or it was started on another folder", nodeName(n.ID)))
-		f.weigh(uint64(n.Replicas))
+		f.weigh(uint64(n.Replicas)).began(d.outage(n))
 		short, whole := d.short(n.ID)
 		f.say("nobody has heard of it for %s, and %d of %s are short of their replica on it", rough(n.Silent), short, some(uint64(whole), "partition"))
 		f.next("strandmq node --server %s    # who is there", n.API)
@@ -100,7 +100,7 @@ func (d *diagnosis) node(n *Node) {
 			f.Text = fmt.Sprintf("node %s is away: it was stopped cleanly at %s, %s ago: start it again or, if it is not to come back, remove it",
 				nodeName(n.ID), clock(n.Left), rough(d.ago(n.Left)))
 		}
-		f.weigh(uint64(n.Replicas))
+		f.weigh(uint64(n.Replicas)).began(d.outage(n))
 		if n.State == "lost" {
 			f.Severity, f.Cause, f.Text = Warning, UnderReplicated, fmt.Sprintf("node %s was given up, and what it held is being made anew elsewhere", nodeName(n.ID))
 		}
@@ -117,7 +117,7 @@ func (d *diagnosis) node(n *Node) {
 		return
 	case n.Known && n.Silent > 0:
 		f := d.add(Critical, NodesCutOff, about, fmt.Sprintf("node %s answers, and the other nodes have not heard of it for %s: the network between them is cut, or its --peer-listen cannot be reached", nodeName(n.ID), rough(n.Silent)))
-		f.next("strandmq node --server %s", n.API)
+		f.began(d.outage(n)).next("strandmq node --server %s", n.API)
 		return
 	case !n.Answered:
 		return
@@ -143,8 +143,18 @@ func (d *diagnosis) node(n *Node) {
 	d.stopped(n, about, at)
 	if deaf := slices.DeleteFunc(slices.Clone(n.Deaf), d.unheard); len(deaf) > 0 {
 		d.add(Warning, NodesCutOff, about, fmt.Sprintf("node %s does not hear of %s, which others do hear of: the network between them is cut", nodeName(n.ID), nodeNames(deaf))).
-			next("strandmq node%s", at)
+			began(d.outage(n)).next("strandmq node%s", at)
 	}
+}
+
+// outage is when a node went: nobody has heard of it since, or it had said that it stops.
+// Of one that is heard of none is known, and no earlier one is meant.
+func (d *diagnosis) outage(n *Node) int64 {
+	start := d.facts.Now - n.Silent.Milliseconds()
+	if n.Left != 0 {
+		start = min(start, n.Left)
+	}
+	return start
 }
 
 // unheard tells whether nobody hears of a node, which is told of that node.

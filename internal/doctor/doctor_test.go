@@ -276,12 +276,55 @@ func TestHistory(t *testing.T) {
 	g.Circuits = nil
 	g.Compared, g.Now.Lost, g.Before.Lost = true, 3, 0
 	says(ConsumerCrashes, "not heard of 1m ago: n3; ")
-	f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute}
+	f.Nodes[2] = Node{ID: 3, Known: true, Silent: 62 * time.Second}
 	says(NodeDown, "NODE_SILENT once 1m ago: strandmq events --kind NODE_SILENT --node n3")
 	// Alone it is no fault: it is over.
 	past := three()
 	past.Events = f.Events
 	if found := Diagnose(past, Options{}); len(found) != 0 {
 		t.Errorf("%v", found)
+	}
+}
+
+// Of a node that is away only what happened since it went is told.
+func TestHistoryOfThisOutage(t *testing.T) {
+	second := time.Second.Milliseconds()
+	for _, c := range []struct {
+		what   string
+		node   Node
+		events []Event
+		want   string // the lines, or none
+	}{
+		{"an earlier outage, and no event of this one", Node{Silent: 100 * time.Second}, []Event{{Kind: "NODE_SILENT", Count: 1, First: now - 227*second, Last: now - 227*second}}, ""},
+		{"an earlier one, and this one", Node{Silent: 100 * time.Second}, []Event{
+			{Kind: "NODE_SILENT", Count: 1, First: now - 227*second, Last: now - 227*second}, {Kind: "NODE_SILENT", Count: 1, First: now - 97*second, Last: now - 97*second},
+		}, "NODE_SILENT once 1m37s ago"},
+		{"both in one event", Node{Silent: 100 * time.Second}, []Event{{Kind: "NODE_SILENT", Count: 2, First: now - 227*second, Last: now - 97*second}}, "NODE_SILENT once 1m37s ago"},
+		{"it had said that it stops", Node{Silent: 100 * time.Second, Left: now - 120*second}, []Event{
+			{Kind: "NODE_STOPPED", Count: 1, First: now - 120*second, Last: now - 120*second}, {Kind: "NODE_STOPPED", Count: 1, First: now - 900*second, Last: now - 900*second},
+		}, "NODE_STOPPED once 2m ago"},
+		{"it hangs, and the others hear of it", Node{Hangs: true}, []Event{{Kind: "NODE_SILENT", Count: 1, First: now - 227*second, Last: now - 227*second}}, ""},
+		{"it answers, and nobody hears of it", Node{Silent: 100 * time.Second, Answered: true}, []Event{{Kind: "NODE_SILENT", Count: 1, First: now - 227*second, Last: now - 227*second}}, ""},
+	} {
+		f := three()
+		c.node.ID, c.node.Known = 3, true
+		f.Nodes[2] = c.node
+		for _, e := range c.events {
+			e.Node = 3
+			f.Events = append(f.Events, e)
+		}
+		found := Diagnose(f, Options{})
+		if len(found) != 1 {
+			t.Fatalf("%s: %+v", c.what, found)
+		}
+		got := ""
+		for _, e := range found[0].Evidence {
+			if before, _, ok := strings.Cut(e, ": strandmq events"); ok {
+				got += before
+			}
+		}
+		if got != c.want {
+			t.Errorf("%s: %q, want %q", c.what, got, c.want)
+		}
 	}
 }

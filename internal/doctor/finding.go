@@ -39,7 +39,8 @@ type Finding struct {
 	Evidence []string `json:"evidence"` // the figures that say so
 	Next     []string `json:"next"`     // commands to go on with, the first one first
 
-	size uint64 // of two of one cause, which is the heavier
+	size  uint64 // of two of one cause, which is the heavier
+	since int64  // when it began; 0: not known. What happened before is of another time.
 }
 
 // Cause is a stable name.

@@ -50,11 +50,17 @@ func kindsOf(c Cause) []string {
 	return nil
 }
 
+// slack is by how much two clocks of a cluster may differ, in milliseconds.
+const slack = 5000
+
 // happened adds what the events of a kind say of what a finding is about.
 func (d *diagnosis) happened(f *Finding, kind string) {
 	var all Event
 	for _, e := range d.facts.Events {
-		if e.Kind == kind && e.about() == f.About {
+		if e.Kind == kind && e.about() == f.About && (f.since == 0 || e.Last >= f.since-slack) {
+			if f.since != 0 && e.First < f.since-slack {
+				e.First, e.Count = e.Last, 1 // the others were of another time
+			}
 			all = all.and(e)
 		}
 	}
