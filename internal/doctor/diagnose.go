@@ -110,6 +110,14 @@ func some(n uint64, one string) string {
 	return quantity.Count(n) + " " + one + "s"
 }
 
+// number is one of two forms, as it takes.
+func number(n uint64, one, more string) string {
+	if n == 1 {
+		return one
+	}
+	return more
+}
+
 // names are "n1", "n1 and n2", "n1, n2 and n3".
 func names(list []string) string {
 	if len(list) < 2 {

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 )
 
@@ -38,16 +39,16 @@ func (d *diagnosis) cluster() {
 			f.say("%s", why)
 		}
 		for _, w := range without[:min(most, len(without))] {
-			f.say("%s have no leader", w)
+			f.say("no leader: %s", w)
 		}
 		f.next("strandmq cluster status")
-		f.next("strandmq serve --data FOLDER    # on each node that is away: it goes on when a majority is back")
+		f.next("%s    # on each node that is away: it goes on when a majority is back", startAgain(""))
 	}
 	if len(c.Stuck) == 0 {
 		return
 	}
 	s := c.Stuck[0]
-	f := d.add(Warning, UnderReplicated, "cluster", fmt.Sprintf("%s cannot be put where they are wanted: %s", some(uint64(len(c.Stuck)), "partition"), s.Needs))
+	f := d.add(Warning, UnderReplicated, "cluster", fmt.Sprintf("%s cannot be put where %s: %s", some(uint64(len(c.Stuck)), "partition"), number(uint64(len(c.Stuck)), "it is wanted", "they are wanted"), s.Needs))
 	f.say("%v: %s; it needs: %s", s.Place, s.Why, s.Needs)
 	f.next("strandmq cluster status")
 	f.next("strandmq cluster token    # a new node joins with it")
@@ -80,7 +81,7 @@ func (d *diagnosis) node(n *Node) {
 			text += fmt.Sprintf(", and the other nodes have not heard of it for %s", rough(n.Silent))
 		}
 		short, whole := d.short(n.ID)
-		d.add(Critical, NodeStuck, about, text).began(d.outage(n)).say("%d of %s are short of their replica on it", short, some(uint64(whole), "partition")).
+		d.add(Critical, NodeStuck, about, text).began(d.outage(n)).say("short of their replica on it: %d of %s", short, some(uint64(whole), "partition")).
 			next("strandmq cluster status").next("strandmq node --server %s", n.API)
 		return
 	case n.Known && n.Silent > 0 && n.Foreign && n.State != "lost":
@@ -88,9 +89,9 @@ func (d *diagnosis) node(n *Node) {
 		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away, and another cluster answers at its address: its disk is lost, or it was started on another folder", nodeName(n.ID)))
 		f.weigh(uint64(n.Replicas)).began(d.outage(n))
 		short, whole := d.short(n.ID)
-		f.say("nobody has heard of it for %s, and %d of %s are short of their replica on it", rough(n.Silent), short, some(uint64(whole), "partition"))
+		f.say("nobody has heard of it for %s; short of their replica on it: %d of %s", rough(n.Silent), short, some(uint64(whole), "partition"))
 		f.next("strandmq node --server %s    # who is there", n.API)
-		f.next("strandmq serve --existing --data FOLDER    # on its machine, in place of that one, if it has its folder")
+		f.next("%s    # on its machine, in place of that one, if it has its folder", startAgain(n.API))
 		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
 		return
 	case n.Known && n.Silent > 0 && !n.Answered:
@@ -105,14 +106,14 @@ func (d *diagnosis) node(n *Node) {
 			f.Severity, f.Cause, f.Text = Warning, UnderReplicated, fmt.Sprintf("node %s was given up, and what it held is being made anew elsewhere", nodeName(n.ID))
 		}
 		short, whole := d.short(n.ID)
-		f.say("%d of %s are short of their replica on it", short, some(uint64(whole), "partition"))
+		f.say("short of their replica on it: %d of %s", short, some(uint64(whole), "partition"))
 		f.next("strandmq cluster status")
 		if n.Left != 0 {
-			f.next("strandmq serve --data FOLDER    # on its machine")
+			f.next("%s    # on its machine", startAgain(n.API))
 			f.next("strandmq cluster drain %d --dry-run    # if it is not to come back; then cluster remove", n.ID)
 			return
 		}
-		f.next("strandmq serve --data FOLDER    # on its machine, if it stopped")
+		f.next("%s    # on its machine, if it stopped", startAgain(n.API))
 		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
 		return
 	case n.Known && n.Silent > 0:
@@ -137,7 +138,7 @@ func (d *diagnosis) node(n *Node) {
 	d.room(n, about, at)
 	if disk.Stuck == 0 && (n.SlowWrites > 0 || n.Stalls > 0) && d.facts.Apart > 0 {
 		d.add(Warning, DiskSlow, about, fmt.Sprintf("the disk of node %s is slow: publishes wait for it", nodeName(n.ID))).
-			say("within %s, %s took a second or more, and all writes waited %d times", rough(d.facts.Apart), some(n.SlowWrites, "write"), n.Stalls).
+			say("within %s, %s took a second or more, and all writes waited %s", rough(d.facts.Apart), some(n.SlowWrites, "write"), some(n.Stalls, "time")).
 			next("strandmq node%s", at)
 	}
 	d.stopped(n, about, at)
@@ -145,6 +146,13 @@ func (d *diagnosis) node(n *Node) {
 		d.add(Warning, NodesCutOff, about, fmt.Sprintf("node %s does not hear of %s, which others do hear of: the network between them is cut", nodeName(n.ID), nodeNames(deaf))).
 			began(d.outage(n)).next("strandmq node%s", at)
 	}
+}
+
+// startAgain starts a node that has been one, where clients find it. On a folder that is
+// empty, as its disk is not mounted, it would else be a new broker, alone.
+func startAgain(api string) string {
+	at := cmp.Or(strings.TrimPrefix(api, "http://"), "ADDRESS")
+	return "strandmq serve --existing --data FOLDER --listen " + at
 }
 
 // outage is when a node went: nobody has heard of it since, or it had said that it stops.

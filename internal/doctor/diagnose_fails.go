@@ -85,6 +85,13 @@ func (d *ofGroup) crashes() bool {
 		return false // one message that kills whoever takes it
 	}
 	f := d.warn(ConsumerCrashes, "group %s of topic %s %s", g.Name, g.Topic, how)
+	nodes := d.with(lost)
+	gone -= min(gone, uint64(len(lost)))
+	ofNodes := len(nodes) > 0 && gone < 2 && lost[0].Outcome == "session-lost" && d.blamed == ""
+	if ofNodes {
+		f.Severity = Note
+		f.Text = fmt.Sprintf("consumers of group %s of topic %s lost their sessions as %s stopped or was cut off: what they held comes again, and nobody need have crashed", g.Name, g.Topic, nodeNames(nodes))
+	}
 	who := map[string]int{}
 	var order []string
 	for _, a := range lost {
@@ -94,7 +101,7 @@ func (d *ofGroup) crashes() bool {
 	}
 	slices.SortStableFunc(order, func(a, b string) int { return who[b] - who[a] })
 	for _, m := range order[:min(most, len(order))] {
-		f.say("member %s: %d deliveries came to nothing", m, who[m])
+		f.say("member %s: %s came to nothing", m, some(uint64(who[m]), "delivery"))
 	}
 	f.say("so far %s with a session that was lost, and %s lapsed; the deadline is %s", some(g.Now.Lost, "delivery"), some(g.Now.Lapsed, "delivery"), rough(g.Deadline))
 	if d.blamed != "" && d.there() == 0 {
@@ -102,7 +109,7 @@ func (d *ofGroup) crashes() bool {
 	}
 	d.open(d.lag(f))
 	d.firstSuspect(d.describe(f))
-	return true
+	return !ofNodes
 }
 
 // handler: many messages are nacked, not just one.
@@ -164,7 +171,7 @@ func (d *ofGroup) keys() (explains bool) {
 			f.say("the group never gives up: max_attempts is 0")
 			f.next("strandmq group alter %s %s --max-attempts 5    # makes a dead letter of it", g.Topic, g.Name)
 		} else {
-			f.say("after %d attempts it is a dead letter", g.MaxAttempts)
+			f.say("after %s it is a dead letter", some(uint64(g.MaxAttempts), "attempt"))
 		}
 		d.trace(f, l.Partition, l.Offset)
 	}
@@ -175,7 +182,7 @@ func waits(n uint64) string {
 	if n == 1 {
 		return "1 message waits"
 	}
-	return fmt.Sprintf("%d messages wait", n)
+	return some(n, "message") + " wait"
 }
 
 // missing tells of messages that a group did not get, or will not.
@@ -188,13 +195,15 @@ func (d *ofGroup) missing() {
 	}
 	if g.Now.Parked > 0 {
 		s, _, _ := d.stall("PARKED")
-		f := d.warn(Parked, "%s of group %s, topic %s, wait behind a dead letter of their key", some(g.Now.Parked, "message"), g.Name, g.Topic).weigh(g.Now.Parked)
+		f := d.warn(Parked, "%s of group %s, topic %s, %s behind a dead letter of %s key", some(g.Now.Parked, "message"), g.Name, g.Topic,
+			number(g.Now.Parked, "waits", "wait"), number(g.Now.Parked, "its", "their")).weigh(g.Now.Parked)
 		f.say("key %s, behind the dead letter at offset %d of partition %d", keyName(s.Key), s.Offset, s.Partition)
 		d.reasons(f, g.Dead)
 		f.next("strandmq dead get %s %s --partition %d --offset %d", g.Topic, g.Name, s.Partition, s.Offset)
 		f.next("strandmq dead replay %s %s --partition %d --offset %d    # or discard: then the key goes on", g.Topic, g.Name, s.Partition, s.Offset)
 	} else if g.Now.Dead > 0 {
-		f := d.warn(DeadLetters, "group %s of topic %s has %s: they used up their attempts, or were rejected", g.Name, g.Topic, some(g.Now.Dead, "dead letter")).weigh(g.Now.Dead)
+		f := d.warn(DeadLetters, "group %s of topic %s has %s: %s", g.Name, g.Topic, some(g.Now.Dead, "dead letter"),
+			number(g.Now.Dead, "it used up its attempts, or was rejected", "they used up their attempts, or were rejected")).weigh(g.Now.Dead)
 		d.reasons(f, g.Dead)
 		f.next("strandmq dead list %s %s", g.Topic, g.Name)
 		f.next("strandmq dead replay %s %s --all    # when the cause is gone; or discard them", g.Topic, g.Name)

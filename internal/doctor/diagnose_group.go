@@ -119,14 +119,14 @@ func (d *ofGroup) stands() bool {
 			}
 		}
 		if n := uint64(len(g.Members)) - drain; n > 0 {
-			f.say("%s made no call for the session timeout and lost their partitions", some(n, "member"))
+			f.say("%s made no call for the session timeout and lost %s partitions", some(n, "member"), number(n, "its", "their"))
 		}
 		if drain > 0 {
-			f.say("about to leave, and finishing what they hold: %s", some(drain, "member"))
+			f.say("%s about to leave, finishing what %s", some(drain, "member"), number(drain, "it holds", "they hold"))
 		}
 		d.lag(f)
 		if g.Now.InFlight > 0 {
-			f.say("%s that left hold until the deadline", some(g.Now.InFlight, "message"))
+			f.say("held until the deadline, by who left: %s", some(g.Now.InFlight, "message"))
 		}
 		d.describe(f.next("strandmq consume %s --group %s --exec 'COMMAND'    # or start its consumers again", g.Topic, g.Name))
 		return true
@@ -134,7 +134,7 @@ func (d *ofGroup) stands() bool {
 	told := false
 	if s, waiting, ok := d.stall("DEFERRED_LIMIT"); ok {
 		f := d.warn(DeferredLimit, "group %s of topic %s looks no further: as many messages wait behind blocked keys as it may set aside", g.Name, g.Topic)
-		f.say("partition %d, %s wait: %s", s.Partition, some(waiting, "message"), s.Text)
+		f.say("partition %d, %s: %s", s.Partition, waits(waiting), s.Text)
 		d.blockers(f)
 		d.describe(f).next("strandmq group alter %s %s --max-deferred N    # lets it look further meanwhile", g.Topic, g.Name)
 		told = true
@@ -145,7 +145,7 @@ func (d *ofGroup) stands() bool {
 			who = "member " + s.Member
 		}
 		f := d.warn(MemberSilent, "%s has a session in group %s of topic %s and does not ask for messages", who, g.Name, g.Topic)
-		f.say("partition %d, %s wait from offset %d on: %s", s.Partition, some(waiting, "message"), s.Offset, s.Text)
+		f.say("partition %d, %s from offset %d on: %s", s.Partition, waits(waiting), s.Offset, s.Text)
 		d.describe(d.lag(f))
 		told = true
 	}
@@ -175,7 +175,7 @@ func (d *ofGroup) blockers(f *Finding) {
 	heads = slices.DeleteFunc(heads, func(s Stall) bool { return !ofKey(s) })
 	slices.SortStableFunc(heads, func(a, b Stall) int { return cmp.Compare(b.Waiting, a.Waiting) })
 	for _, s := range heads[:min(most, len(heads))] {
-		f.say("key %s: %s behind offset %d of partition %d, which was tried %d times", keyName(s.Key), some(s.Waiting, "message"), s.Offset, s.Partition, s.Attempts)
+		f.say("key %s: %s behind offset %d of partition %d, which was tried %s", keyName(s.Key), some(s.Waiting, "message"), s.Offset, s.Partition, some(uint64(s.Attempts), "time"))
 	}
 	if len(heads) > 0 {
 		d.trace(f, heads[0].Partition, heads[0].Offset)

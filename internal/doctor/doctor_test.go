@@ -83,7 +83,7 @@ func TestDiagnose(t *testing.T) {
 		}, "DEAD_LETTERS", "2 dead letters"},
 		{"all members drain, and one is silent", func(_ *Facts, g *Group) {
 			g.Now.Lag, g.Members = 1, []Member{{Name: "m", Draining: true, InFlight: 1}, {Name: "n", Away: true}}
-		}, "NO_MEMBERS", "what they hold: 1 member"},
+		}, "NO_MEMBERS", "1 member made no call for the session timeout and lost its partitions;1 member about to leave, finishing what it holds"},
 		{"nothing but parked messages waits, and no member is there", func(_ *Facts, g *Group) {
 			behind(g)
 			g.Now.Lag, g.Now.Parked, g.Now.Dead, g.Members = 3, 3, 1, nil
@@ -326,5 +326,59 @@ func TestHistoryOfThisOutage(t *testing.T) {
 		if got != c.want {
 			t.Errorf("%s: %q, want %q", c.what, got, c.want)
 		}
+	}
+}
+
+// Sessions that ended with a node are no crashes, and one that ended by itself is one.
+func TestSessionsThatEndWithANode(t *testing.T) {
+	minute := time.Minute.Milliseconds()
+	for _, c := range []struct {
+		what  string
+		ended []int64
+		kind  string
+		want  Severity
+		says  string
+	}{
+		{"a node was stopped", []int64{now - 2*minute, now - 2*minute}, "NODE_STOPPED", Note, "lost their sessions as n3 stopped or was cut off"},
+		{"a node was not heard of", []int64{now - 2*minute - 3000, now - 2*minute + 30_000}, "NODE_SILENT", Note, "nobody need have crashed"},
+		{"and one crashed besides", []int64{now - 2*minute, now - 4*minute}, "NODE_STOPPED", Warning, "sessions end while they hold messages"},
+		{"another kind", []int64{now - 2*minute, now - 2*minute}, "NODE_FIT", Warning, "sessions end while they hold messages"},
+	} {
+		f := three()
+		g := &f.Groups[0]
+		g.Now.Lag, g.Before.Lag = 2, 2
+		for i, at := range c.ended {
+			g.Suspects = append(g.Suspects, Letter{Offset: uint64(i), Attempts: 1, History: []Attempt{{Member: "m", Ended: at, Outcome: "session-lost"}}})
+		}
+		f.Events = []Event{{Kind: c.kind, Node: 3, Count: 1, First: now - 2*minute, Last: now - 2*minute}}
+		found := Diagnose(f, Options{})
+		if len(found) != 1 || found[0].Cause != ConsumerCrashes || found[0].Severity != c.want || !strings.Contains(found[0].Text, c.says) {
+			t.Errorf("%s: %+v", c.what, found)
+		}
+		if c.kind != "NODE_FIT" && !strings.Contains(strings.Join(found[0].Evidence, ";"), "a node that stopped, or was cut off") {
+			t.Errorf("%s: %+v", c.what, found)
+		}
+	}
+}
+
+// A node is started again where clients find it, and only on its own folder.
+func TestNodesAreStartedOnTheirFolder(t *testing.T) {
+	for what, n := range map[string]Node{
+		"away":    {Silent: time.Minute},
+		"stopped": {Silent: time.Minute, Left: now - 61_000},
+		"foreign": {Silent: time.Minute, Foreign: true},
+	} {
+		f := three()
+		n.ID, n.Known, n.API = 3, true, "http://127.0.0.1:7173"
+		f.Nodes[2] = n
+		next := strings.Join(Diagnose(f, Options{})[0].Next, "\n")
+		if !strings.Contains(next, "strandmq serve --existing --data FOLDER --listen 127.0.0.1:7173 ") {
+			t.Errorf("%s: %s", what, next)
+		}
+	}
+	f := three()
+	f.Cluster.Behind = "of the metadata this is what node n1 holds"
+	if next := strings.Join(Diagnose(f, Options{})[0].Next, "\n"); !strings.Contains(next, "strandmq serve --existing --data FOLDER --listen ADDRESS ") {
+		t.Error(next)
 	}
 }

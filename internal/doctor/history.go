@@ -84,19 +84,44 @@ func (d *diagnosis) happened(f *Finding, kind string) {
 	f.say("%s", line)
 }
 
+// wentAway tells of an event that ends sessions: of members whose streams went through the
+// node. Those need not have crashed.
+func (e Event) wentAway() bool { return e.Kind == "NODE_SILENT" || e.Kind == "NODE_STOPPED" }
+
+// with are the nodes that went when attempts ended, if all of them ended so.
+func (d *diagnosis) with(attempts []Attempt) (nodes []uint64) {
+	// A stream ends at once with its node, and before that is noticed; a session whose member
+	// does not come back ends later.
+	const before, after = 15_000, 60_000
+	for _, a := range attempts {
+		i := slices.IndexFunc(d.facts.Events, func(e Event) bool {
+			near := func(t int64) bool { return a.Ended >= t-before && a.Ended <= t+after }
+			return e.wentAway() && (near(e.First) || near(e.Last))
+		})
+		if i < 0 {
+			return nil
+		}
+		if n := d.facts.Events[i].Node; !slices.Contains(nodes, n) {
+			nodes = append(nodes, n)
+		}
+	}
+	slices.Sort(nodes)
+	return nodes
+}
+
 // failovers says which nodes were not there lately: sessions that went through them ended
-// with them, and their members did not crash.
+// with them.
 func (d *diagnosis) failovers(f *Finding) {
 	var nodes []uint64
 	var last int64
 	for _, e := range d.facts.Events {
-		if e.Kind == "NODE_SILENT" && d.ago(e.Last) < recently && !slices.Contains(nodes, e.Node) {
+		if e.wentAway() && d.ago(e.Last) < recently && !slices.Contains(nodes, e.Node) {
 			nodes, last = append(nodes, e.Node), max(last, e.Last)
 		}
 	}
 	if len(nodes) > 0 {
 		slices.Sort(nodes)
-		f.say("not heard of %s ago: %s; a member whose stream went through a node that died lost its session, too", rough(d.ago(last)), nodeNames(nodes))
+		f.say("not heard of %s ago: %s; a member whose stream went through a node that stopped, or was cut off, lost its session, too, and need not have crashed", rough(d.ago(last)), nodeNames(nodes))
 	}
 }
 
