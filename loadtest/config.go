@@ -68,6 +68,9 @@ type Config struct {
 	// at the first node.
 	Others []string
 
+	// URLs of further nodes of the broker: a run is at the first that can be reached.
+	Fallback []string
+
 	RetryFor time.Duration // how long to repeat a call while the broker is away; 0: 1 min
 	DrainFor time.Duration // how long nothing may move before waiting for the groups ends; 0: 30 s
 	Keep     bool          // leave topic and groups on the broker

@@ -20,6 +20,7 @@ type run struct {
 	id     uint64
 	topic  string
 	shared bool // others' messages are in the topic
+	mine   bool // nobody else can have a topic of the run's name
 	keys   Keys
 	start  time.Time
 
@@ -54,7 +55,7 @@ func Run(ctx context.Context, c Config, b Broker) (*Report, error) {
 	for _, x := range id[:8] {
 		r.id = r.id<<8 | uint64(x)
 	}
-	if r.c.Name == "" {
+	if r.mine = r.c.Name == ""; r.mine {
 		r.c.Name = time.Now().UTC().Format("20060102-150405-") + id.String()[:4]
 	}
 	r.topic = c.Topic
@@ -114,6 +115,9 @@ func (r *run) setUp(ctx context.Context) (clean func() error, err error) {
 	}
 	had, err := r.broker.CreateTopic(ctx, r.topic, r.c.Partitions)
 	if err != nil {
+		if r.c.Topic == "" && r.mine { // it may have been made all the same
+			made = append(made, func(ctx context.Context) error { return r.broker.DeleteTopic(ctx, r.topic) })
+		}
 		return clean, err
 	}
 	if r.shared = had > 0; r.shared {

@@ -55,6 +55,11 @@ var (
 // openStream connects to a server's URL and begins a call. ctx bounds that, not
 // the call.
 func openStream(ctx context.Context, server, method string) (*stream, error) {
+	return openStreamAt(ctx, &doors{}, server, method)
+}
+
+// openStreamAt is openStream at whichever of the nodes can be reached.
+func openStreamAt(ctx context.Context, at *doors, server, method string) (*stream, error) {
 	u, err := url.Parse(server)
 	if err != nil {
 		return nil, err
@@ -76,8 +81,7 @@ func openStream(ctx context.Context, server, method string) (*stream, error) {
 	s.conn, err = grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
-			var d net.Dialer
-			c, err := d.DialContext(ctx, "tcp", address)
+			c, err := at.dial(ctx, "tcp", address)
 			dialing.Lock()
 			defer dialing.Unlock()
 			undialed = err

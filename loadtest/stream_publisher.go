@@ -182,7 +182,7 @@ func (p *streamPublisher) keep() {
 		s, err := again(p.dial, p.b.c.RetryFor, func() (*stream, error) {
 			once, cancel := context.WithTimeout(p.dial, callTime)
 			defer cancel()
-			s, err := openStream(once, p.b.server, publishStream)
+			s, err := openStreamAt(once, p.b.doors, p.b.server, publishStream)
 			return s, explainStream(err, p.b.server)
 		})
 		if err != nil {

@@ -40,7 +40,7 @@ func (b *streams) Join(ctx context.Context, topic, group, member string) (Sessio
 	return again(ctx, b.c.RetryFor, func() (Session, error) {
 		once, cancel := context.WithTimeout(ctx, callTime)
 		defer cancel()
-		s, err := openStream(once, b.server, consumeStream)
+		s, err := openStreamAt(once, b.doors, b.server, consumeStream)
 		if err != nil {
 			return nil, explainStream(err, b.server)
 		}

@@ -24,6 +24,7 @@ const callTime = 30 * time.Second
 // unary is a Broker over unary calls.
 type unary struct {
 	server   string
+	doors    *doors
 	retryFor time.Duration
 
 	topics  strandmqv1connect.TopicServiceClient
@@ -42,10 +43,14 @@ func Unary(server string, c Config) (b Broker, close func()) {
 	transport := http.DefaultTransport.(*http.Transport).Clone()
 	transport.MaxIdleConns = 0
 	transport.MaxIdleConnsPerHost = c.Producers + 2*c.Groups*c.Members + 8
+	at := newDoors(server, c.Fallback)
+	if len(at.all) > 1 {
+		transport.DialContext = at.dial
+	}
 	hc := &http.Client{Transport: transport}
 	opts := clientOptions()
 	return &unary{
-		server: server, retryFor: c.RetryFor,
+		server: server, doors: at, retryFor: c.RetryFor,
 		topics:  strandmqv1connect.NewTopicServiceClient(hc, server, opts...),
 		groups:  strandmqv1connect.NewGroupServiceClient(hc, server, opts...),
 		dead:    strandmqv1connect.NewDeadLetterServiceClient(hc, server, opts...),
@@ -321,12 +326,18 @@ func (s *unarySession) Settle(ctx context.Context, list []Settlement) ([]check.O
 }
 
 func (u *unary) CreateTopic(ctx context.Context, topic string, partitions uint32) (uint32, error) {
-	there, err := ask(ctx, u, 0, callTime, u.topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: topic})
+	there, err := ask(ctx, u, u.retryFor, callTime, u.topics.DescribeTopic, &strandmqv1.DescribeTopicRequest{Topic: topic})
 	if !isReason(err, "UNKNOWN_TOPIC") {
 		return there.GetTopic().GetPartitions(), err
 	}
-	res, err := ask(ctx, u, u.retryFor, callTime, u.topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: topic, Partitions: partitions})
-	if res.GetExisted() { // somebody else was faster
+	tries := 0
+	res, err := again(ctx, u.retryFor, func() (*strandmqv1.CreateTopicResponse, error) {
+		tries++
+		return ask(ctx, u, 0, callTime, u.topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: topic, Partitions: partitions})
+	})
+	// After a call that failed on its way, what exists is what that call made: it was not
+	// there before. Else somebody else was faster.
+	if res.GetExisted() && tries == 1 {
 		return res.GetTopic().GetPartitions(), err
 	}
 	return 0, err
@@ -339,6 +350,9 @@ func (u *unary) route(ctx context.Context, topic string) (*strandmqv1.RouteRespo
 
 func (u *unary) DeleteTopic(ctx context.Context, topic string) error {
 	_, err := ask(ctx, u, u.retryFor, callTime, u.topics.DeleteTopic, &strandmqv1.DeleteTopicRequest{Topic: topic, Confirm: topic})
+	if isReason(err, "UNKNOWN_TOPIC") { // a call whose answer got lost did it
+		return nil
+	}
 	return err
 }
 

@@ -34,6 +34,7 @@ type wired struct {
 	strandmqv1connect.UnimplementedNodeServiceHandler
 
 	b       *textbook
+	loses   int    // answers to the first creations of a topic that get lost
 	refuse  string // publish batch number n/reason: refuse it
 	breakAt uint64 // end each publish stream when so many batches came; 0: never
 
@@ -46,6 +47,12 @@ type wired struct {
 
 // serve gives the URL of a broker over a textbook.
 func serve(t testing.TB, w *wired) string {
+	at, _ := serveUntil(t, w)
+	return at
+}
+
+// serveUntil is serve, and ends with its connections when gone is called.
+func serveUntil(t testing.TB, w *wired) (at string, gone func()) {
 	mux := http.NewServeMux()
 	mux.Handle(strandmqv1connect.NewPublishServiceHandler(w))
 	mux.Handle(strandmqv1connect.NewConsumeServiceHandler(w))
@@ -63,8 +70,9 @@ func serve(t testing.TB, w *wired) string {
 	s := &http.Server{Handler: mux, Protocols: &p}
 	done := make(chan struct{})
 	go func() { defer close(done); _ = s.Serve(l) }()
-	t.Cleanup(func() { _ = s.Close(); <-done })
-	return "http://" + l.Addr().String()
+	gone = sync.OnceFunc(func() { _ = s.Close(); <-done })
+	t.Cleanup(gone)
+	return "http://" + l.Addr().String(), gone
 }
 
 func (w *wired) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
@@ -92,8 +100,12 @@ func (w *wired) DescribeTopic(context.Context, *strandmqv1.DescribeTopicRequest)
 }
 
 func (w *wired) CreateTopic(ctx context.Context, r *strandmqv1.CreateTopicRequest) (*strandmqv1.CreateTopicResponse, error) {
+	before := len(w.b.created)
 	_, err := w.b.CreateTopic(ctx, r.GetTopic(), 1)
-	return &strandmqv1.CreateTopicResponse{}, err
+	if err == nil && before < w.loses {
+		return nil, connect.NewError(connect.CodeUnavailable, errors.New("the way to the broker broke"))
+	}
+	return &strandmqv1.CreateTopicResponse{Existed: before > 0, Topic: &strandmqv1.Topic{Partitions: 1}}, err
 }
 
 func (w *wired) DeleteTopic(ctx context.Context, r *strandmqv1.DeleteTopicRequest) (*strandmqv1.DeleteTopicResponse, error) {

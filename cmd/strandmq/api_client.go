@@ -89,6 +89,19 @@ func (a *app) server(ctx context.Context) (string, error) {
 	return to.String(), nil
 }
 
+// others are the addresses of --server but the one that is taken.
+func (a *app) others(taken string) (out []string) {
+	for _, name := range a.servers {
+		if !strings.Contains(name, "://") {
+			name = "http://" + name
+		}
+		if name != taken {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
 // apiError is a refusal by a broker, or by the way to it.
 type apiError struct {
 	reason     string        // a stable name of docs/errors.md; empty: no broker said it

@@ -211,6 +211,7 @@ func (a *app) runLoadtest(cmd *cobra.Command, f *loadFlags) error {
 	if err != nil {
 		return err
 	}
+	c.Fallback = a.others(server)
 	broker, done := way(server, c)
 	defer done()
 	rep, err := loadtest.Run(cmd.Context(), c, broker)
