@@ -76,7 +76,7 @@ func (c *Client) Consumer(topic, group string, opts ...ConsumerOption) (*Consume
 		o(x)
 	}
 	x.prefetch = max(x.prefetch, x.most)
-	if err := allOf(append(x.wrong, badName("topic", names.Topic(topic)), badName("group", names.Group(group)), badName("member", names.Member(x.member)))); err != nil {
+	if err := allOf(append(x.wrong, badName("topic", names.Topic(topic)), badName("group", names.Group(group)), badName("WithMember", names.Member(x.member)))); err != nil {
 		return nil, err
 	}
 	if err := c.begin(); err != nil {
@@ -247,10 +247,17 @@ func (r *consuming) run(ctx context.Context) error {
 			drain(r.x.drain)
 		case <-limit.C:
 			if running := r.late(limit); running > 0 {
-				return errors.Join(r.failed, fmt.Errorf("strandmq: %d handlers have not returned in time; their messages were given back and may be handled elsewhere meanwhile", running))
+				return errors.Join(r.failed, fmt.Errorf("strandmq: %s not returned in time; what they had was given back and may be handled elsewhere meanwhile", handlersHave(running)))
 			}
 		}
 	}
+}
+
+func handlersHave(n int) string {
+	if n == 1 {
+		return "a handler has"
+	}
+	return fmt.Sprintf("%d handlers have", n)
 }
 
 // change does something that may give deliveries, and take some away from handlers.

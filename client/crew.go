@@ -3,6 +3,7 @@ package client
 import (
 	"errors"
 	"runtime/debug"
+	"strings"
 	"time"
 )
 
@@ -95,7 +96,7 @@ func (r *consuming) complain(list []refusal) {
 	for _, x := range list {
 		t := x.task
 		r.x.c.log.Warn("the broker refused a settlement; what it may have been refused for is left out, or the delivery lapses",
-			"topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "action", x.verdict.action.String(),
+			"topic", t.Topic, "group", t.Group, "partition", t.Partition, "offset", t.Offset, "action", strings.ToLower(strings.TrimPrefix(x.verdict.action.String(), "SETTLE_ACTION_")),
 			"delay", x.verdict.delay, "handler", x.verdict.reason, "err", refused(x.problem, false))
 	}
 }

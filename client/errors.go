@@ -3,9 +3,13 @@ package client
 import (
 	"errors"
 	"fmt"
+	"regexp"
+	"strings"
 	"time"
 
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/record"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 	"github.com/strandmq/strandmq/router"
 )
 
@@ -128,7 +132,12 @@ func badMessage(err error) *Error {
 	if !errors.As(err, &m) {
 		return e
 	}
-	e.Field = m.Field
+	why := m.Err.Error()
+	var rec *record.Error
+	if errors.As(m.Err, &rec) {
+		why = rec.Why // its page speaks of batches
+	}
+	e.Field, e.Message = m.Field, ofMessage(m.Field)+": "+why
 	var large *router.ErrTooLarge
 	switch {
 	case errors.As(err, &large), m.Field == "body":
@@ -143,11 +152,45 @@ func badMessage(err error) *Error {
 	return e
 }
 
-// badName is the error of a name that breaks the rules; nil: it does not.
+// inRecord is how a broker names a field of a message of a record batch.
+var inRecord = regexp.MustCompile(`^record_batch\.records\[\d+\]\.`)
+
+// refusedMessage is the error of a message that a broker refused, in its batch, for good.
+func refusedMessage(p *strandmqv1.Problem) *Error {
+	e := refused(p, false)
+	if field := inRecord.ReplaceAllString(e.Field, ""); field != e.Field {
+		e.Field, e.Message = field, ofMessage(field)+": "+e.Message
+	}
+	return e
+}
+
+// ofMessage is a field of a message as Message has it.
+func ofMessage(field string) string {
+	head, tail, _ := strings.Cut(field, "[")
+	name, ok := map[string]string{"key": "Key", "id": "ID", "headers": "Headers", "body": "Body"}[head]
+	if !ok {
+		return field
+	}
+	at, part, _ := strings.Cut(tail, ".")
+	switch {
+	case tail == "":
+		return name
+	case part == "":
+		return name + "[" + at
+	}
+	return name + "[" + at + "." + strings.ToUpper(part[:1]) + part[1:]
+}
+
+// badName is the error of a name that breaks the rules; nil: it does not. An option that
+// gave it is named with it.
 func badName(field string, err error) error {
 	var n *names.Error
 	if !errors.As(err, &n) {
 		return nil
 	}
-	return &Error{Reason: ErrBadName, Field: field, Message: field + ": " + err.Error(), err: err}
+	e := &Error{Reason: ErrBadName, Field: field, Message: err.Error(), err: err}
+	if strings.HasPrefix(field, "With") {
+		e.Message = field + ": " + e.Message
+	}
+	return e
 }

@@ -308,7 +308,7 @@ func (o *outbox) judge(b *batch, a *strandmqv1.PublishBatchResult) ([]answered, 
 		if p.GetReason() == "SEQUENCE_GAP" || p.GetReason() == "UNKNOWN_PARTITION" || passing(p) {
 			return o.refuse(b, p)
 		}
-		out[i].err = refused(p, false)
+		out[i].err = refusedMessage(p)
 	}
 	o.drop(b)
 	return out, nil
@@ -354,7 +354,7 @@ func (o *outbox) refuse(b *batch, p *strandmqv1.Problem) ([]answered, error) {
 	if o.anew == nil {
 		o.renumber(b)
 	}
-	return []answered{{wait: b.wait, err: refused(p, false)}}, nil
+	return []answered{{wait: b.wait, err: refusedMessage(p)}}, nil
 }
 
 // first is the first batch of a partition that has no answer.

@@ -100,18 +100,25 @@ func TestPublishRefusals(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := publisher(t, b.Client, "small")
+	if _, err := p.Publish(within(t), client.Message{ID: "taken"}); err != nil {
+		t.Fatal(err)
+	}
+	// Each says what is wrong in the words of client.Message.
 	for name, c := range map[string]struct {
 		m    client.Message
 		want client.Reason
+		says string
 	}{
-		"key":    {client.Message{Key: strings.Repeat("k", 5000)}, client.ErrBadKey},
-		"id":     {client.Message{ID: "a\nb"}, client.ErrBadID},
-		"header": {client.Message{Headers: []client.Header{{"a b", ""}}}, client.ErrBadHeader},
-		"body":   {client.Message{Body: make([]byte, 101)}, client.ErrBodyTooLarge},
+		"key":             {client.Message{Key: strings.Repeat("k", 5000)}, client.ErrBadKey, "strandmq: Key: the key has 5000 bytes; at most 4096 are stored (BAD_KEY)"},
+		"id":              {client.Message{ID: "a\nb"}, client.ErrBadID, "strandmq: ID: message id"},
+		"headers[0].name": {client.Message{Headers: []client.Header{{"a b", ""}}}, client.ErrBadHeader, "strandmq: Headers[0].Name: header name"},
+		"headers":         {client.Message{Headers: []client.Header{{"a", strings.Repeat("x", 20_000)}}}, client.ErrBadHeader, "strandmq: Headers: the header list has 20001 bytes"},
+		"body":            {client.Message{Body: make([]byte, 101)}, client.ErrBodyTooLarge, "strandmq: Body: it has 101 bytes"},
+		"i":               {client.Message{ID: "taken", Body: []byte("other")}, client.ErrIDReused, `strandmq: ID: message id "taken" is taken`},
 	} {
 		_, err := p.Publish(within(t), c.m)
 		var e *client.Error
-		if !errors.Is(err, c.want) || !errors.As(err, &e) || !strings.HasPrefix(e.Field, name) {
+		if !errors.Is(err, c.want) || !errors.As(err, &e) || !strings.HasPrefix(e.Field, name) || !strings.HasPrefix(err.Error(), c.says) {
 			t.Errorf("%s: %v, field %q", name, err, e.Field)
 		}
 		if _, err := p.Publish(within(t), client.Message{Key: "k", Body: []byte("fine")}); err != nil {

@@ -2,6 +2,7 @@ package client
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -60,6 +61,10 @@ func (c *Client) Read(ctx context.Context, from Place, limit int, wait time.Dura
 		}
 		return res, err
 	})
+	var e *Error
+	if errors.As(err, &e) && (e.Field == "places" || e.Field == "partition" || e.Field == "incarnation") {
+		e.Field = "from"
+	}
 	if err != nil {
 		return Page{}, err
 	}

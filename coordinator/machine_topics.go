@@ -30,7 +30,7 @@ func (mc *machine) createTopic(c *storagev1.CreateTopic) *result {
 		case t.Phase == Deleting:
 			return refuse(busy(KindTopic, t.Name, t.Phase))
 		case len(t.Partitions) != n:
-			return refuse(&ErrExists{Kind: KindTopic, Name: t.Name, Differs: fmt.Sprintf("it has %d partitions, not %d", len(t.Partitions), n), Fixed: true})
+			return refuse(&ErrExists{Kind: KindTopic, Name: t.Name, Differs: fmt.Sprintf("it has %s, not %d", partitions(len(t.Partitions)), n), Fixed: true})
 		case t.Config != cfg:
 			return refuse(&ErrExists{Kind: KindTopic, Name: t.Name, Differs: differs(t.Config, cfg)})
 		}
@@ -204,4 +204,12 @@ func (mc *machine) removeTopic(c *storagev1.RemoveTopic) *result {
 	mc.place()
 	mc.touch(rowKey{kind: rowTopic, id: uint64(t.ID)})
 	return &result{topic: t}
+}
+
+// partitions are so many, in words.
+func partitions(n int) string {
+	if n == 1 {
+		return "1 partition"
+	}
+	return fmt.Sprintf("%d partitions", n)
 }

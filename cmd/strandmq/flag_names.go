@@ -11,6 +11,9 @@ import (
 // aField is a word that may be the API's name of a setting.
 var aField = regexp.MustCompile(`(config\.|policy\.)?[a-z]+(_[a-z]+)+|config\.[a-z]+`)
 
+// aWord is a setting of one word, where a text says what it is.
+var aWord = regexp.MustCompile(`\b(backoff|mode|replication)\b is\b`)
+
 // otherFlags are the settings whose flag has not the field's name.
 var otherFlags = map[string]string{
 	"max_body_bytes":                 "max-body",
@@ -50,6 +53,12 @@ func flagNames(cmd *cobra.Command, text string) string {
 				return word
 			}
 			return "--" + name
+		})
+		parts[i] = aWord.ReplaceAllStringFunc(parts[i], func(words string) string {
+			if name, _, _ := strings.Cut(words, " "); cmd.Flags().Lookup(name) == nil {
+				return words
+			}
+			return "--" + words
 		})
 	}
 	return strings.Join(parts, `"`)

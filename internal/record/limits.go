@@ -32,7 +32,7 @@ func (r *Record) Check() error {
 		n += len(h.Name) + len(h.Value)
 	}
 	if n > MaxHeaderBytes {
-		return tooLarge("the headers", n, MaxHeaderBytes, "bytes")
+		return tooLarge("the header list", n, MaxHeaderBytes, "bytes")
 	}
 	return nil
 }
