@@ -158,6 +158,17 @@ func silentFor(since map[partition.NodeID]partition.Millis, now partition.Millis
 	}
 }
 
+// unheard are the active nodes that are not heard of, and not yet for so long that it is an
+// event: the leader has just begun to listen, or they may be back in a moment.
+func unheard(m *Map, silent func(partition.NodeID) partition.Millis) (out []partition.NodeID) {
+	for _, n := range m.nodes {
+		if ms := silent(n.ID); n.State == Active && ms > 0 && ms < silentAfter {
+			out = append(out, n.ID)
+		}
+	}
+	return out
+}
+
 func (b *balancer) plan(now partition.Millis, m *Map) (cmds []*storagev1.MetadataCommand) {
 	b.planned, b.planAt, b.due, b.next = m.placed, now, false, 0
 	for _, at := range b.since {

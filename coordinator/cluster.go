@@ -29,12 +29,15 @@ func (c *Coordinator) Silent(n partition.NodeID) (ms partition.Millis, ok bool) 
 
 // picture is the cluster as it is now. Where this node does not know who is there,
 // all are taken to be.
-func (c *Coordinator) picture(m *Map) placement.Picture {
+func (c *Coordinator) picture(m *Map) placement.Picture { return picture(m, c.silences()) }
+
+// silences is how long each node was not heard of.
+func (c *Coordinator) silences() func(partition.NodeID) partition.Millis {
 	var since map[partition.NodeID]partition.Millis
 	if p := c.app.silent.Load(); p != nil {
 		since = *p
 	}
-	return picture(m, silentFor(since, c.app.cfg.Now()))
+	return silentFor(since, c.app.cfg.Now())
 }
 
 // Plan is what would be placed anew now, and what cannot be.
@@ -82,9 +85,14 @@ func (c *Coordinator) createPlaced(ctx context.Context, create *storagev1.Create
 		_, exists := m.FindTopic(create.Name)
 		if len(m.nodes) > 0 && !exists {
 			want := placement.Wanted(replication, 0, m.active())
-			placed, err := placement.Initial(c.picture(m), uint64(m.nextPartition), int(create.Partitions), want)
+			silent := c.silences()
+			placed, err := placement.Initial(picture(m, silent), uint64(m.nextPartition), int(create.Partitions), want)
 			if few := (*placement.ErrTooFew)(nil); errors.As(err, &few) {
-				return nil, &ErrReplication{Want: few.Want, Nodes: few.Active, There: few.There}
+				not := &ErrReplication{Want: few.Want, Nodes: few.Active, There: few.There}
+				if few.Active >= few.Want { // else it would not help to hear of them
+					not.Unheard = unheard(m, silent)
+				}
+				return nil, not
 			}
 			if err != nil {
 				return nil, err

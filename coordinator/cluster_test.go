@@ -10,11 +10,13 @@ import (
 	"testing"
 
 	"github.com/cockroachdb/datadriven"
+	"google.golang.org/protobuf/proto"
 	"pgregory.net/rapid"
 
 	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/partition"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 // cluster runs the commands of nodes and placements.
@@ -369,6 +371,54 @@ func TestClusterCalls(t *testing.T) {
 	h.app.Lead(false)
 	if _, ok := c.Silent(2); ok {
 		t.Error("who does not lead knows who is there")
+	}
+}
+
+// Who has just come to lead has heard of nobody: what is too few then is said to be so for
+// want of hearing, and goes well when one more is heard of. Later it is so.
+func TestTooFewAreHeardOf(t *testing.T) {
+	h, c := newMemHost(t, 30_000)
+	h.lead()
+	ctx := t.Context()
+	if _, err := c.Found(ctx, Address{Store: "s1"}); err != nil {
+		t.Fatal(err)
+	}
+	for n := 2; n <= 3; n++ {
+		secret := HashToken([]byte{byte(n)})
+		if _, err := c.CreateJoinToken(ctx, secret, 60_000); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.AddNode(ctx, secret, Address{Store: fmt.Sprint("s", n)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	few := func(name string, unheard ...partition.NodeID) {
+		t.Helper()
+		var not *ErrReplication
+		if _, _, err := c.CreateTopic(ctx, TopicSpec{Name: name}); !errors.As(err, &not) || not.There != 1 || !slices.Equal(not.Unheard, unheard) {
+			t.Errorf("%v, %+v; want that nobody has heard of %v", err, not, unheard)
+		}
+	}
+	h.app.Lead(false)
+	h.lead()
+	h.pass(100)
+	few("t", 2, 3)
+	h.pass(silentAfter)
+	few("t")
+	h.app.Lead(false)
+	h.lead()
+	h.pass(100)
+	few("t", 2, 3)
+	five := &strandmqv1.TopicConfig{Replication: proto.Uint32(5)}
+	var not *ErrReplication
+	if _, _, err := c.CreateTopic(ctx, TopicSpec{Name: "u", Config: five}); !errors.As(err, &not) || len(not.Unheard) > 0 {
+		t.Errorf("of five there are three: %v, %+v", err, not)
+	}
+	if err := c.Reached(3, true); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err := c.CreateTopic(ctx, TopicSpec{Name: "t"}); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -11,6 +11,9 @@ type ErrReplication struct {
 	Want  int // replicas
 	Nodes int // active nodes
 	There int // of those, nodes that are heard of
+	// Unheard are nodes that were not heard of for so short that they may be there: this
+	// one has just come to lead. The same may go well in a moment.
+	Unheard []partition.NodeID
 }
 
 // Error says what to do.

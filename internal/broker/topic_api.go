@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/names"
@@ -17,7 +18,12 @@ func (a topicAPI) CreateTopic(ctx context.Context, req *strandmqv1.CreateTopicRe
 	if err := names.Topic(req.GetTopic()); err != nil {
 		return nil, inField(err, "topic")
 	}
-	t, existed, err := a.b.coord.CreateTopic(ctx, coordinator.TopicSpec{Name: req.GetTopic(), Partitions: int(req.GetPartitions()), Config: req.GetConfig()})
+	spec := coordinator.TopicSpec{Name: req.GetTopic(), Partitions: int(req.GetPartitions()), Config: req.GetConfig()}
+	t, existed, err := a.b.coord.CreateTopic(ctx, spec)
+	// Who has just come to lead the metadata log hears of the others in a moment.
+	for few := (*coordinator.ErrReplication)(nil); errors.As(err, &few) && len(few.Unheard) > 0 && pauseFor(ctx, agentPause) == nil; {
+		t, existed, err = a.b.coord.CreateTopic(ctx, spec)
+	}
 	if err != nil {
 		return nil, err
 	}
