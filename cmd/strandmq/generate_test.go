@@ -425,6 +425,9 @@ func TestAlertsSeeThree(t *testing.T) {
 	}
 }
 
+// toldByLeaders finds rates of what a node counts only while it leads a partition.
+var toldByLeaders = regexp.MustCompile(`(rate|increase)\(strandmq_group_`)
+
 // Prometheus' parser takes what Grafana sends.
 func TestDashboardIsPrometheus(t *testing.T) {
 	t.Parallel()
@@ -458,6 +461,9 @@ func TestDashboardIsPrometheus(t *testing.T) {
 				if !strings.Contains(p.Description, "--"+metricsPerPartition) || !strings.Contains(p.FieldConfig.Defaults.NoValue, "--"+metricsPerPartition) {
 					t.Errorf("%s does not say why there may be nothing", p.Title)
 				}
+			}
+			if toldByLeaders.MatchString(q.Expr) {
+				t.Errorf("%s takes a change of leader for a count that began anew: %s", p.Title, q.Expr)
 			}
 			exprs.WriteString(strings.ReplaceAll(q.Expr, "$__rate_interval", "5m") + "\n")
 		}

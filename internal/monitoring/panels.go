@@ -37,6 +37,14 @@ func slowest(name, by, in string) string {
 	return "histogram_quantile(0.99, sum by (" + by + ", le) (rate(" + name + "_bucket" + in + every + ")))"
 }
 
+// grown is how fast a count grew that the leaders of partitions tell: their sum is right, and
+// each node's own falls when it gives a partition away, which rate takes for a count that began
+// anew. While nobody leads a partition the sum dips; the highest of a minute does not.
+func grown(name, by, in string) string {
+	sum := "(sum by (" + by + ") (" + name + in + "))[1m:15s]"
+	return "clamp_min(max_over_time(" + sum + ") - max_over_time(" + sum + " offset 5m), 0) / 300"
+}
+
 func panels() []row {
 	return []row{
 		{"Groups", []panel{
@@ -55,8 +63,8 @@ func panels() []row {
 				show: []query{{"sum by (topic, group) (strandmq_group_members" + inGroup + ")", group}}},
 		}},
 		{"Failures", []panel{
-			{title: "Failed attempts", unit: "ops", help: "By how they ended.",
-				show: []query{{"sum by (topic, group, cause) (rate(strandmq_group_failed_attempts_by_cause_total" + inGroup + every + "))", group + " {{cause}}"}}},
+			{title: "Failed attempts", unit: "ops", help: "By how they ended, over five minutes.",
+				show: []query{{grown("strandmq_group_failed_attempts_by_cause_total", "topic, group, cause", inGroup), group + " {{cause}}"}}},
 			{title: "Dead letters", unit: "short",
 				show: []query{{"sum by (topic, group) (strandmq_group_dead_messages" + inGroup + ")", group}}},
 			{title: "Lost to retention", unit: "short", help: "Messages that retention took before the group had settled them.",
