@@ -22,11 +22,12 @@ type attachment struct {
 
 	mu      sync.Mutex // after gather.mu
 	shares  []consumer.Share
-	changed bool // the node does not know the shares
-	loan    int  // credit that the node has
-	grants  int  // of that, not sent
-	callIn  bool // a recall is to be sent
-	called  bool // a recall has no answer
+	changed bool   // the node does not know the shares
+	loan    int    // credit that the node has
+	grants  int    // of that, not sent
+	lent    uint64 // all that was granted
+	callIn  bool   // a recall is to be sent
+	called  bool   // a recall has no answer
 	hunger  bool
 	over    bool
 	bytes   int64           // that the node has: granted, neither come nor given back
@@ -97,6 +98,7 @@ func (a *attachment) grant(n int) bool {
 	}
 	a.loan += n
 	a.grants += n
+	a.lent += uint64(n)
 	a.hunger = false
 	nudge(a.wake)
 	return true
@@ -249,7 +251,8 @@ func (a *attachment) take(f *nodev1.AttachResponse) error {
 	if f.GetRecalled() {
 		a.called = false
 	}
-	if f.GetHungry() {
+	hungry := f.GetHungry() && (f.Heard == nil || f.GetHeard() == a.lent)
+	if hungry {
 		a.hunger = true
 	}
 	a.bytes -= came
@@ -289,7 +292,7 @@ func (a *attachment) take(f *nodev1.AttachResponse) error {
 	if back > 0 || f.GetRecalled() {
 		a.g.back(back)
 	}
-	if f.GetHungry() {
+	if hungry {
 		a.g.hungry()
 	}
 	return nil

@@ -122,7 +122,8 @@ func TestNoCreditForAnAttachmentThatIsOver(t *testing.T) {
 type loaned struct {
 	a      *attachment
 	credit int
-	recall bool // not answered
+	heard  uint64 // all that was granted
+	recall bool   // not answered
 }
 
 // hear takes what the attachment has to say.
@@ -133,6 +134,7 @@ func (l *loaned) hear() {
 			return
 		}
 		l.credit += int(f.GetGrant())
+		l.heard += uint64(f.GetGrant())
 		l.recall = l.recall || f.GetRecall()
 	}
 }
@@ -152,7 +154,7 @@ type creditWorld struct {
 const creditOfAll = 4
 
 // check tells that no credit is lost, and none made.
-func (w *creditWorld) check(t *rapid.T, after string) {
+func (w *creditWorld) check(t rapid.TB, after string) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	free := w.Lease(maxCredit)
@@ -178,7 +180,7 @@ func (w *creditWorld) lead(p int, n partition.NodeID) {
 }
 
 // handOut makes deliveries of a partition as a node tells them.
-func (w *creditWorld) handOut(t *rapid.T, p partition.PartitionID, n int, again bool) *nodev1.Handed {
+func (w *creditWorld) handOut(t rapid.TB, p partition.PartitionID, n int, again bool) *nodev1.Handed {
 	h := consumer.Handed{Partition: p, Again: again}
 	for range n {
 		w.fences++
@@ -198,14 +200,14 @@ func (w *creditWorld) handOut(t *rapid.T, p partition.PartitionID, n int, again 
 }
 
 // tell is a frame of a node.
-func (w *creditWorld) tell(t *rapid.T, l *loaned, f *nodev1.AttachResponse) {
+func (w *creditWorld) tell(t rapid.TB, l *loaned, f *nodev1.AttachResponse) {
 	if err := l.a.take(f); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // poll gives the member what came.
-func (w *creditWorld) poll(t *rapid.T) {
+func (w *creditWorld) poll(t rapid.TB) {
 	hs, err := w.Poll(frameBytes)
 	if err != nil {
 		t.Fatal(err)
@@ -221,12 +223,9 @@ func (w *creditWorld) settle(n int) {
 	w.AddCredit(n)
 }
 
-// Whatever becomes of the nodes that hand out, the credit of a member stays what it was:
-// with the member, in the stream, or on loan. And in the end a node that is hungry gets
-// some, again and again.
-func TestCreditIsNeitherLostNorMade(t *testing.T) {
-	t.Parallel()
-	nodes := []partition.NodeID{ownerNode, 3, 4}
+// creditWorlds makes worlds in which three nodes lead a partition each.
+func creditWorlds(t *testing.T) func(t rapid.TB) *creditWorld {
+	t.Helper()
 	c := startCluster(t, nil)
 	a := newAPI(t, c.owner.URL())
 	a.topic(t, "t", 3)
@@ -241,25 +240,62 @@ func TestCreditIsNeitherLostNorMade(t *testing.T) {
 		t.Fatal(err)
 	}
 	shares := sharesOf(topic, []coordinator.Share{{Partition: 0, Shares: 1}, {Partition: 1, Shares: 1}, {Partition: 2, Shares: 1}})
-	rapid.Check(t, func(t *rapid.T) {
-		w := &creditWorld{c: c, leads: []partition.NodeID{nodes[0], nodes[1], nodes[2]}, shares: shares}
+	return func(t rapid.TB) *creditWorld {
+		w := &creditWorld{c: c, leads: slices.Clone(creditNodes), shares: shares}
 		c.mu.Lock()
 		c.leads = func(p partition.PartitionID) partition.NodeID {
 			return w.leads[slices.IndexFunc(shares, func(s consumer.Share) bool { return s.Partition == p })]
 		}
 		c.mu.Unlock()
-		g, err := c.edge.far.gather(consumer.StreamRequest{Group: consumer.GroupID(group.ID), Member: "m", Session: 1}, nil)
-		if err != nil {
+		var err error
+		if w.gather, err = c.edge.far.gather(consumer.StreamRequest{Group: consumer.GroupID(group.ID), Member: "m", Session: 1}, nil); err != nil {
 			t.Fatal(err)
 		}
-		defer g.detach()
-		w.gather = g
-		g.attach = func(a *attachment) { w.nodes = append(w.nodes, &loaned{a: a}) }
+		w.attach = func(a *attachment) { w.nodes = append(w.nodes, &loaned{a: a}) }
 		// Nothing is placed anew but by the script.
-		g.timer = time.NewTimer(time.Hour)
-		g.timer.Stop()
-		g.AddCredit(creditOfAll)
-		g.SetShares(shares)
+		w.timer = time.NewTimer(time.Hour)
+		w.timer.Stop()
+		return w
+	}
+}
+
+var creditNodes = []partition.NodeID{ownerNode, 3, 4} //nolint:gochecknoglobals // a constant
+
+// A node may say that it is hungry while a grant is on its way to it. It is not believed:
+// what it does not use then is called back for another one.
+func TestHungerOfBeforeAGrant(t *testing.T) {
+	t.Parallel()
+	w := creditWorlds(t)(t)
+	defer w.detach()
+	w.SetShares(w.shares[:2])
+	w.AddCredit(creditOfAll) // half for each
+	busy, idle := w.nodes[0], w.nodes[1]
+	w.tell(t, idle, &nodev1.AttachResponse{Hungry: true, Heard: new(uint64(0))})
+	idle.hear()
+	busy.hear()
+	if idle.credit != creditOfAll/2 || busy.credit != creditOfAll/2 {
+		t.Fatalf("the nodes have %d and %d credits", busy.credit, idle.credit)
+	}
+	w.tell(t, busy, &nodev1.AttachResponse{Recalled: true, Handed: []*nodev1.Handed{w.handOut(t, w.shares[0].Partition, busy.credit, false)}})
+	w.tell(t, busy, &nodev1.AttachResponse{Hungry: true, Heard: new(busy.heard)})
+	idle.hear()
+	if !idle.recall {
+		t.Error("the node that has credit and no use for it is not asked to give it back")
+	}
+	w.check(t, "the script")
+}
+
+// Whatever becomes of the nodes that hand out, the credit of a member stays what it was:
+// with the member, in the stream, or on loan. And in the end a node that is hungry gets
+// some, again and again.
+func TestCreditIsNeitherLostNorMade(t *testing.T) {
+	t.Parallel()
+	world := creditWorlds(t)
+	rapid.Check(t, func(t *rapid.T) {
+		w := world(t)
+		defer w.detach()
+		w.AddCredit(creditOfAll)
+		w.SetShares(w.shares)
 		w.check(t, "the start")
 		for range rapid.IntRange(1, 60).Draw(t, "steps") {
 			what := rapid.SampledFrom([]string{"hear", "hear", "hand", "hand", "again", "return", "recalled", "hungry", "ended", "broken", "moved", "place", "poll", "settle", "withdrawn"}).Draw(t, "what")
@@ -267,48 +303,48 @@ func TestCreditIsNeitherLostNorMade(t *testing.T) {
 			if len(w.nodes) > 0 {
 				l = w.nodes[rapid.IntRange(0, len(w.nodes)-1).Draw(t, "node")]
 			}
-			p := rapid.IntRange(0, len(shares)-1).Draw(t, "partition")
+			p := rapid.IntRange(0, len(w.shares)-1).Draw(t, "partition")
 			switch {
 			case what == "poll":
 				w.poll(t)
 			case what == "settle" && w.out > 0:
 				w.settle(rapid.IntRange(1, w.out).Draw(t, "n"))
 			case what == "moved":
-				w.lead(p, rapid.SampledFrom(nodes).Draw(t, "to"))
+				w.lead(p, rapid.SampledFrom(creditNodes).Draw(t, "to"))
 			case what == "place":
-				g.SetShares(shares)
+				w.SetShares(w.shares)
 			case what == "withdrawn":
-				g.SetShares(slices.Delete(slices.Clone(shares), p, p+1))
+				w.SetShares(slices.Delete(slices.Clone(w.shares), p, p+1))
 			case l == nil:
 			case what == "hear":
 				l.hear()
 			case what == "hand" && l.credit > 0:
 				n := rapid.IntRange(1, l.credit).Draw(t, "n")
 				l.credit -= n
-				w.tell(t, l, &nodev1.AttachResponse{Handed: []*nodev1.Handed{w.handOut(t, shares[p].Partition, n, false)}})
+				w.tell(t, l, &nodev1.AttachResponse{Handed: []*nodev1.Handed{w.handOut(t, w.shares[p].Partition, n, false)}})
 			case what == "again":
-				w.tell(t, l, &nodev1.AttachResponse{Handed: []*nodev1.Handed{w.handOut(t, shares[p].Partition, rapid.IntRange(1, 5).Draw(t, "n"), true)}})
+				w.tell(t, l, &nodev1.AttachResponse{Handed: []*nodev1.Handed{w.handOut(t, w.shares[p].Partition, rapid.IntRange(1, 5).Draw(t, "n"), true)}})
 			case what == "recalled" && l.recall:
 				n := rapid.IntRange(0, l.credit).Draw(t, "n")
 				l.credit, l.recall = l.credit-n, false
 				w.tell(t, l, &nodev1.AttachResponse{Recalled: true, Returned: uint32(n)})
 			case what == "hungry" && l.credit == 0:
-				w.tell(t, l, &nodev1.AttachResponse{Hungry: true})
+				w.tell(t, l, &nodev1.AttachResponse{Hungry: true, Heard: new(l.heard)})
 			case what == "ended":
-				w.tell(t, l, &nodev1.AttachResponse{Ended: []*nodev1.ShareEnded{{Partition: uint64(shares[p].Partition), Failure: c.edge.failureOn(notLed(shares[p].Partition))}}})
+				w.tell(t, l, &nodev1.AttachResponse{Ended: []*nodev1.ShareEnded{{Partition: uint64(w.shares[p].Partition), Failure: w.c.edge.failureOn(notLed(w.shares[p].Partition))}}})
 			case what == "broken":
 				l.a.end(errors.New("it broke"))
 				w.nodes = slices.DeleteFunc(w.nodes, func(x *loaned) bool { return x == l })
 			}
 			w.check(t, what)
 		}
-		w.recover(t, nodes[0], true)
+		w.recover(t, creditNodes[0], rapid.Bool().Draw(t, "all"))
 	})
 }
 
 // recover has one node lead a partition, or all, of which much can be handed out, and
 // the others answer. It tells whether the node hands out on and on.
-func (w *creditWorld) recover(t *rapid.T, n partition.NodeID, all bool) {
+func (w *creditWorld) recover(t rapid.TB, n partition.NodeID, all bool) {
 	w.lead(0, n)
 	for p := 1; all && p < len(w.leads); p++ {
 		w.lead(p, n)
@@ -334,7 +370,7 @@ func (w *creditWorld) recover(t *rapid.T, n partition.NodeID, all bool) {
 				w.tell(t, l, &nodev1.AttachResponse{Handed: []*nodev1.Handed{w.handOut(t, w.shares[0].Partition, l.credit, false)}})
 				l.credit = 0
 			default:
-				w.tell(t, l, &nodev1.AttachResponse{Hungry: true})
+				w.tell(t, l, &nodev1.AttachResponse{Hungry: true, Heard: new(l.heard)})
 			}
 		}
 		w.poll(t)

@@ -34,6 +34,7 @@ type lender struct {
 	returned int                    // guarded by mu: credit to give back
 	recalled bool                   // guarded by mu: a recall is to be answered
 	told     bool                   // guarded by mu: that there is something and no credit
+	heard    uint64                 // guarded by mu: all that was granted
 	room     int64                  // guarded by mu: bytes that may go out
 	wanted   int64                  // guarded by mu: what was told of what is larger than that
 	repays   int64                  // guarded by mu: bytes to give back
@@ -98,9 +99,14 @@ func (l *lender) take(f *nodev1.AttachRequest) {
 		}
 		l.st.SetShares(shares)
 	}
+	n := min(f.GetGrant(), maxCredit)
+	if n > 0 {
+		l.st.AddCredit(int(n))
+	}
 	l.mu.Lock()
-	if f.GetGrant() > 0 {
+	if n > 0 { // it has it: to be hungry from here on is to be hungry with it
 		l.told = false
+		l.heard += uint64(n)
 	}
 	if n := f.GetGrantBytes(); n > 0 {
 		l.room, l.wanted = l.room+int64(min(n, 1<<40)), 0
@@ -109,9 +115,6 @@ func (l *lender) take(f *nodev1.AttachRequest) {
 		l.repays, l.room = l.repays+l.room, 0
 	}
 	l.mu.Unlock()
-	if n := f.GetGrant(); n > 0 {
-		l.st.AddCredit(int(min(n, maxCredit)))
-	}
 	if f.GetRecall() {
 		n := l.st.Lease(maxCredit)
 		l.mu.Lock()
@@ -180,15 +183,15 @@ func (l *lender) fill() (*nodev1.AttachResponse, error) {
 	if err != nil {
 		out.Ended = append(out.Ended, &nodev1.ShareEnded{Failure: l.b.failureOn(err)})
 	}
-	hungry := l.st.Hungry()
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	hungry := l.st.Hungry()
 	out.Settled, l.settled = l.settled, nil
 	out.Returned, l.returned = uint32(l.returned), 0
 	out.Recalled, l.recalled = l.recalled, false
 	out.ReturnedBytes, l.repays = uint64(l.repays), 0
 	if hungry && !l.told {
-		out.Hungry, l.told = true, true
+		out.Hungry, out.Heard, l.told = true, new(l.heard), true
 	}
 	if len(out.GetHanded())+len(out.GetEnded())+len(out.GetSettled()) == 0 && out.GetReturned() == 0 && !out.GetRecalled() && !out.GetHungry() &&
 		out.GetWantsBytes() == 0 && out.GetReturnedBytes() == 0 {

@@ -585,6 +585,9 @@ type AttachResponse struct {
 	WantsBytes uint64 `protobuf:"varint,7,opt,name=wants_bytes,json=wantsBytes,proto3" json:"wants_bytes,omitempty"`
 	// So many of the bytes granted are given back.
 	ReturnedBytes uint64 `protobuf:"varint,8,opt,name=returned_bytes,json=returnedBytes,proto3" json:"returned_bytes,omitempty"`
+	// With hungry: so much had been granted in all when that was true. It says nothing
+	// of a grant that was on its way. Absent: an older node, which does not count.
+	Heard         *uint64 `protobuf:"varint,9,opt,name=heard,proto3,oneof" json:"heard,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -671,6 +674,13 @@ func (x *AttachResponse) GetWantsBytes() uint64 {
 func (x *AttachResponse) GetReturnedBytes() uint64 {
 	if x != nil {
 		return x.ReturnedBytes
+	}
+	return 0
+}
+
+func (x *AttachResponse) GetHeard() uint64 {
+	if x != nil && x.Heard != nil {
+		return *x.Heard
 	}
 	return 0
 }
@@ -3333,7 +3343,7 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\vSettleBatch\x12\x16\n" +
 	"\x06number\x18\x01 \x01(\x04R\x06number\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\x04R\tpartition\x125\n" +
-	"\vsettlements\x18\x03 \x03(\v2\x13.node.v1.SettlementR\vsettlements\"\xad\x02\n" +
+	"\vsettlements\x18\x03 \x03(\v2\x13.node.v1.SettlementR\vsettlements\"\xd2\x02\n" +
 	"\x0eAttachResponse\x12'\n" +
 	"\x06handed\x18\x01 \x03(\v2\x0f.node.v1.HandedR\x06handed\x12\x1a\n" +
 	"\breturned\x18\x02 \x01(\rR\breturned\x12\x1a\n" +
@@ -3343,7 +3353,9 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\asettled\x18\x06 \x03(\v2\x15.node.v1.SettleAnswerR\asettled\x12\x1f\n" +
 	"\vwants_bytes\x18\a \x01(\x04R\n" +
 	"wantsBytes\x12%\n" +
-	"\x0ereturned_bytes\x18\b \x01(\x04R\rreturnedBytes\"V\n" +
+	"\x0ereturned_bytes\x18\b \x01(\x04R\rreturnedBytes\x12\x19\n" +
+	"\x05heard\x18\t \x01(\x04H\x00R\x05heard\x88\x01\x01B\b\n" +
+	"\x06_heard\"V\n" +
 	"\n" +
 	"ShareEnded\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12*\n" +
@@ -3708,6 +3720,7 @@ func file_node_v1_partition_proto_init() {
 		return
 	}
 	file_node_v1_types_proto_init()
+	file_node_v1_partition_proto_msgTypes[8].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
