@@ -44,6 +44,7 @@ func (s *scope) known(f *doctor.Facts) error {
 
 func (a *app) doctorCommand() *cobra.Command {
 	var s scope
+	var m oneMessage
 	behind, watch := spanFlag{doctor.DefaultBehind}, spanFlag{3 * time.Second}
 	c := command(&cobra.Command{
 		Use:   "doctor",
@@ -53,15 +54,23 @@ names what is wrong: causes, not symptoms, the heaviest first, each with the fig
 that say so and the command to type next. What did not answer is named, and the rest
 is judged without it. It changes nothing.
 
+Of one message, with --id, or --partition and --offset, it says why it came twice: it
+is stored twice, or was handed out again.
+
 Exit codes: 0 nothing is wrong (notes are no fault), 1 something is, or nobody could be
 asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 		Example: `  strandmq doctor
   strandmq doctor --topic orders --group billing
+  strandmq doctor --topic orders --partition 3 --offset 17
   strandmq doctor --watch 30s --behind 5m
   strandmq doctor --output json | jq '.findings[0].cause'`,
 		Args: exact(),
 	}, func(cmd *cobra.Command, args []string) error {
 		if err := s.check(); err != nil {
+			return err
+		}
+		one, err := m.request(cmd, s.topic)
+		if err != nil {
 			return err
 		}
 		if behind.d <= 0 {
@@ -70,6 +79,9 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 		facts, err := a.inquire(cmd.Context(), s.topic, s.group, watch.d, true)
 		if err == nil {
 			err = s.known(facts)
+		}
+		if err == nil && one != nil {
+			err = a.askMessage(cmd.Context(), facts, one, s.group)
 		}
 		if err != nil {
 			return err
@@ -84,6 +96,7 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 		return nil
 	})
 	s.flags(c)
+	m.flags(c)
 	c.Flags().Var(&behind, "behind", "a group is asked why when its oldest message waits for so long")
 	c.Flags().Var(&watch, "watch", "how long to wait between two looks at what counts; 0: look once")
 	return c

@@ -401,7 +401,7 @@ func countsOf(c *strandmqv1.GroupCounts) doctor.Counts {
 	return doctor.Counts{
 		Lag: c.GetLag(), InFlight: c.GetInFlight(), Blocked: c.GetBlocked(), BackingOff: c.GetBackingOff(), Parked: c.GetParked(), Dead: c.GetDead(), Expired: c.GetExpired(),
 		Acked: c.GetAcked(), HandedOut: c.GetHandedOut(), Nacked: c.GetNacked(), Rejected: c.GetRejected(), Lapsed: c.GetLapsed(), Lost: c.GetSessionsLost(),
-		Late: c.GetLate(), HandledMs: c.GetHandledMs(), LateMs: c.GetLateMs(),
+		Late: c.GetLate(), Stale: c.GetStale(), HandledMs: c.GetHandledMs(), LateMs: c.GetLateMs(),
 	}
 }
 

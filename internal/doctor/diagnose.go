@@ -41,6 +41,9 @@ func Diagnose(f *Facts, o Options) []Finding {
 	for i := range f.Groups {
 		d.group(&f.Groups[i])
 	}
+	for i := range f.Messages {
+		d.message(&f.Messages[i])
+	}
 	d.history()
 	sortFindings(d.found)
 	return d.found

@@ -28,6 +28,7 @@ func (d *diagnosis) group(g *Group) {
 		of.slow()
 	}
 	of.missing()
+	of.stale()
 }
 
 // ofGroup is a diagnosis of one group.

@@ -13,6 +13,8 @@ type Facts struct {
 	Topics  []Topic
 	Groups  []Group
 	Events  []Event
+	// Messages are those that somebody asked about.
+	Messages []Message
 	// Unreached is what could not be asked, and why: the findings are without it.
 	Unreached []Unreached
 }
@@ -131,6 +133,32 @@ type Group struct {
 	Suspects    []Letter // some messages that failed and are not settled
 }
 
+// Message is one that somebody asked about.
+type Message struct {
+	Place     Place
+	Offset    uint64
+	Key, ID   string
+	Published int64
+	Copies    []Copy // besides it, of the same key and body, published at about the time
+	Courses   []Course
+}
+
+// Copy is another message of the same key and body.
+type Copy struct {
+	Offset    uint64
+	ID        string
+	Published int64
+}
+
+// Course is how a message went in a group.
+type Course struct {
+	Group     string
+	State     string // as a trace says it
+	HandedOut int
+	Failed    []Attempt // the oldest first
+	Again     []string  // what else made it come again: replayed, reset
+}
+
 // Event is what the cluster did by itself, or what happened to it, once or several times.
 type Event struct {
 	Kind         string
@@ -144,6 +172,7 @@ type Event struct {
 type Counts struct {
 	Lag, InFlight, Blocked, BackingOff, Parked, Dead, Expired uint64
 	Acked, HandedOut, Nacked, Rejected, Lapsed, Lost, Late    uint64
+	Stale                                                     uint64 // settlements that were refused, the late ones among them
 	HandledMs, LateMs                                         uint64
 }
 

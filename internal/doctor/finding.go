@@ -62,6 +62,8 @@ const (
 	ClockOff        Cause = "CLOCK_OFF"
 	DiskFilling     Cause = "DISK_FILLING"
 	DiskSlow        Cause = "DISK_SLOW"
+	PublishedTwice  Cause = "PUBLISHED_TWICE"
+	DeliveredAgain  Cause = "DELIVERED_AGAIN"
 
 	Paused           Cause = "PAUSED"
 	CircuitOpen      Cause = "CIRCUIT_OPEN"
@@ -73,6 +75,7 @@ const (
 	PoisonMessage    Cause = "POISON_MESSAGE"
 	BlockedKey       Cause = "BLOCKED_KEY"
 	HandlerFails     Cause = "HANDLER_FAILS"
+	StaleAcks        Cause = "STALE_ACKS"
 	TooFewPartitions Cause = "TOO_FEW_PARTITIONS"
 	HotKey           Cause = "HOT_KEY"
 	SlowHandlers     Cause = "SLOW_HANDLERS"
@@ -89,9 +92,9 @@ const (
 func Causes() []Cause {
 	return []Cause{
 		NoQuorum, DiskStuck, DiskFull, Damaged, NewerFormat, NodeDown, NodeStuck, NodesCutOff, UnderReplicated, PublishRefused,
-		ClockOff, DiskFilling, DiskSlow,
+		ClockOff, DiskFilling, DiskSlow, PublishedTwice, DeliveredAgain,
 		Paused, CircuitOpen, NoMembers, MemberSilent, DeferredLimit, DeadlineTooShort, ConsumerCrashes, PoisonMessage, BlockedKey,
-		HandlerFails, TooFewPartitions, HotKey, SlowHandlers, HoldLimit, FallingBehind, Parked, Expired, ExpiresSoon, DeadLetters, CatchingUp,
+		HandlerFails, StaleAcks, TooFewPartitions, HotKey, SlowHandlers, HoldLimit, FallingBehind, Parked, Expired, ExpiresSoon, DeadLetters, CatchingUp,
 	}
 }
 

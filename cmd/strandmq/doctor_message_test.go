@@ -1,0 +1,83 @@
+//go:build unix
+
+package main
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"github.com/strandmq/strandmq/internal/doctor"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// Of one message doctor says why it came twice: a publisher tried again without an id, or
+// its ack came too late.
+func TestDoctorSeesWhyAMessageCameTwice(t *testing.T) {
+	t.Parallel()
+	url := ward(t, t.TempDir()).URL()
+	p := at(t, url, "twice", &strandmqv1.GroupPolicy{BackoffMs: proto.Int64(1), BackoffMaxMs: proto.Int64(1), MaxAttempts: proto.Uint32(0)})
+	p.store(1, "a", "b", "a") // the last is the first once more
+	of := func(offset uint64) []string {
+		return []string{"--topic", p.topic, "--partition", "0", "--offset", fmt.Sprint(offset), "--behind", "1h"}
+	}
+	p.join("m")
+	for _, o := range []uint64{0, 2} {
+		diagnoses(t, url, doctor.PublishedTwice, of(o)...)
+		if _, whole, _ := examine(t, url, of(o)...); !strings.Contains(whole, fmt.Sprintf("- offset %d, published ", 2-o)) || !strings.Contains(whole, "without an id") {
+			t.Errorf("offset %d:\n%s", o, whole)
+		}
+	}
+	if first, whole, code := examine(t, url, of(1)...); !strings.HasPrefix(first, "nothing is wrong: ") || code != exitDone {
+		t.Errorf("a message that is stored once (exit code %d):\n%s", code, whole)
+	}
+
+	late := int64(100)
+	p = at(t, url, "late", &strandmqv1.GroupPolicy{AckDeadlineMs: &late, BackoffMs: proto.Int64(1), BackoffMaxMs: proto.Int64(1), MaxAttempts: proto.Uint32(0)})
+	granted(t, p.api.publish.Publish, &strandmqv1.PublishRequest{Topic: p.topic, Messages: []*strandmqv1.Message{named("a-1")}})
+	d := p.take("m", 1)
+	until(t, "it lapsed", func() bool { return p.counts().GetLapsed() > 0 })
+	until(t, "it came again", func() bool { return p.take("m", 1)[0].GetToken() != d[0].GetToken() })
+	p.settle(ack, 0, "", d...) // the first time, and too late
+	args := []string{"--topic", p.topic, "--group", "g", "--id", d[0].GetMessage().GetId(), "--behind", "1h"}
+	diagnoses(t, url, doctor.DeliveredAgain, args...)
+	if _, whole, _ := examine(t, url, args...); !strings.Contains(whole, "since its ack came too late, or never") || !strings.Contains(whole, "as acks after the deadline of 100ms") {
+		t.Errorf("an ack that came too late:\n%s", whole)
+	}
+	for _, args := range [][]string{{"--id", "a-1"}, {"--topic", "late", "--id", "a-1", "--partition", "0"}, {"--topic", "late", "--offset", "0"}} {
+		if _, whole, code := examine(t, url, args...); code != exitUsage {
+			t.Errorf("%v: exit code %d: %s", args, code, whole)
+		}
+	}
+	if _, whole, code := examine(t, url, "--topic", "late", "--id", "nobody"); code != exitFailed || strings.Contains(whole, "nothing is wrong") {
+		t.Errorf("a message that is not there: exit code %d: %s", code, whole)
+	}
+}
+
+// Consumers whose settlements come when the message has gone to somebody else.
+func TestDoctorSeesStaleAcks(t *testing.T) {
+	t.Parallel()
+	url := ward(t, t.TempDir()).URL()
+	hour := time.Hour.Milliseconds()
+	p := at(t, url, "stale", &strandmqv1.GroupPolicy{AckDeadlineMs: &hour, BackoffMs: &hour, BackoffMaxMs: &hour, BreakerFailedPercent: proto.Uint32(0)})
+	p.store(1, "a")
+	d := p.take("m", 1)
+	p.join("m") // another process has its name, and what it held is lost
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			case <-time.After(5 * time.Millisecond): // how long its work takes
+			}
+			_, _ = p.api.consume.Settle(t.Context(), &strandmqv1.SettleRequest{Topic: p.topic, Group: "g", Settlements: []*strandmqv1.Settlement{{Token: d[0].GetToken(), Action: ack}}})
+		}
+	}()
+	defer func() { close(stop); <-done }()
+	diagnoses(t, url, doctor.StaleAcks, "--topic", p.topic, "--behind", "1h", "--watch", "1s")
+}

@@ -1,0 +1,87 @@
+package doctor
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// A message that came twice is stored twice, or was handed out again.
+func TestWhyAMessageCameTwice(t *testing.T) {
+	second := time.Second.Milliseconds()
+	for _, c := range []struct {
+		what  string
+		plant func(f *Facts, m *Message)
+		want  string
+		says  []string
+	}{
+		{"it came once", func(_ *Facts, m *Message) { m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 1}} }, "", nil},
+		{"published twice, without ids", func(_ *Facts, m *Message) {
+			m.Copies = []Copy{{Offset: 5, Published: now - 63*second}}
+		}, "PUBLISHED_TWICE", []string{"is stored 2 times", "without an id", "offset 5, published 3s before, no id", "trace orders --partition 2 --offset 5"}},
+		{"with ids that differ", func(_ *Facts, m *Message) {
+			m.ID, m.Copies = "a", []Copy{{Offset: 9, ID: "b", Published: now - 60*second}}
+		}, "PUBLISHED_TWICE", []string{"an id of its own", "offset 9, published in the same moment, id b"}},
+		{"once with an id", func(_ *Facts, m *Message) {
+			m.ID, m.Copies = "a", []Copy{{Offset: 9, Published: now - 59*second}}
+		}, "PUBLISHED_TWICE", []string{"not each with an id", "published 1s after"}},
+		{"its ack came too late", func(f *Facts, m *Message) {
+			f.Groups[0].Now.Stale, f.Groups[0].Now.Late = 2, 1
+			f.Groups[0].Before = f.Groups[0].Now
+			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 2, Failed: []Attempt{{Member: "m", Took: 30 * time.Second, Ended: now, Outcome: "lapse"}}}}
+		}, "DELIVERED_AGAIN", []string{"was handed the message at offset 7", "2 times, since its ack came too late, or never", "2 settlements of the group", "1 of them as acks after the deadline of 30s", "--ack-deadline 1m"}},
+		{"it failed, and was replayed", func(_ *Facts, m *Message) {
+			nack := Attempt{Member: "m", Took: time.Second, Ended: now, Outcome: "nack", Reason: "no funds"}
+			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 3, Failed: []Attempt{nack, nack}, Again: []string{"it was replayed", "it was replayed"}}}
+		}, "DELIVERED_AGAIN", []string{"3 times, since its handler gave it back and it was replayed", `("no funds")`}},
+		{"both", func(_ *Facts, m *Message) {
+			m.Copies = []Copy{{Offset: 5, Published: now - 63*second}}
+			m.Courses = []Course{{Group: "billing", HandedOut: 2, Failed: []Attempt{{Outcome: "session-lost"}}}}
+		}, "PUBLISHED_TWICE DELIVERED_AGAIN", nil},
+	} {
+		t.Run(c.what, func(t *testing.T) {
+			f := three()
+			m := Message{Place: Place{"orders", 2}, Offset: 7, Key: "k", Published: now - 60*second}
+			c.plant(f, &m)
+			f.Messages = []Message{m}
+			var causes []string
+			found := Diagnose(f, Options{})
+			for _, x := range found {
+				causes = append(causes, string(x.Cause))
+			}
+			if got := strings.Join(causes, " "); got != c.want {
+				t.Fatalf("%q, want %q: %+v", got, c.want, found)
+			}
+			for _, want := range c.says {
+				if got := found[0].Text + "\n" + strings.Join(append(found[0].Evidence, found[0].Next...), "\n"); !strings.Contains(got, want) {
+					t.Errorf("it does not say %q:\n%s", want, got)
+				}
+			}
+		})
+	}
+}
+
+// Settlements that are refused as stale tell of what is handled twice; a few are a note, and
+// those for a deadline that is too short are told as that.
+func TestStaleAcks(t *testing.T) {
+	for _, c := range []struct {
+		what  string
+		plant func(g *Group)
+		want  string
+	}{
+		{"none within the watch", func(g *Group) { g.Now.Stale, g.Before.Stale = 9, 9 }, ""},
+		{"a consumer was replaced", func(g *Group) { g.Now.Stale, g.Now.Lost, g.Before.Lost = 1, 1, 1 }, "note STALE_ACKS"},
+		{"two have one name", func(g *Group) { g.Now.Stale, g.Now.Lost, g.Before.Lost = 5, 9, 9 }, "warning STALE_ACKS"},
+		{"the deadline is too short", func(g *Group) { g.Now.Stale, g.Now.Late, g.Now.LateMs, g.Now.Lapsed = 5, 5, 5000, 5 }, "warning DEADLINE_TOO_SHORT"},
+	} {
+		f := three()
+		c.plant(&f.Groups[0])
+		var got []string
+		for _, x := range Diagnose(f, Options{}) {
+			got = append(got, x.Severity.String()+" "+string(x.Cause))
+		}
+		if strings.Join(got, ", ") != c.want {
+			t.Errorf("%s: %v, want %s", c.what, got, c.want)
+		}
+	}
+}
