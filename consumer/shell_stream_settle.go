@@ -77,7 +77,8 @@ type settleBatch struct {
 	part  partition.PartitionID
 	what  []Settlement
 	res   []SettleResult
-	bytes int // of reasons
+	bytes int  // of reasons
+	here  bool // this node proposed it, and has its results from there
 }
 
 var errNumber = &ErrStale{Why: "the stream has no unsettled delivery of this number"}
@@ -220,7 +221,7 @@ func (st *Stream) Settle(ctx context.Context, runs []SettleRun, done func([]Sett
 				st.req.Again(st.tokens(b.what), got, func(res []SettleResult) { finish(b, res) })
 				return
 			}
-			st.s.tellAcked(st.req.Group, b.what, got)
+			b.here = err == nil
 			finish(b, got)
 		}
 		cmd := encodeSettle(st.s.stamp(ctx, b.part, st.req.Group), st.req.Group, b.what)
@@ -320,6 +321,7 @@ func (st *Stream) results(runs []SettleRun, bad []error, pieces []piece) []Settl
 			}
 		}
 	}
+	acked := acks{s: st.s, gid: st.req.Group}
 	st.mu.Lock()
 	defer st.mu.Unlock()
 	for i := range pieces {
@@ -350,6 +352,9 @@ func (st *Stream) results(runs []SettleRun, bad []error, pieces []piece) []Settl
 		for j := range int(p.last - p.first + 1) {
 			r := p.batch.res[p.from+j]
 			p.blk.until = max(p.blk.until, r.Deadline)
+			if p.batch.here && runs[p.run].Action == Ack && r.took() {
+				acked.add(p.blk.published + partition.Millis(p.blk.items[int(p.first-p.blk.first)+j].later))
+			}
 			if r.Err == nil && runs[p.run].Action != Extend || r.Err != nil && errors.As(r.Err, &stale) {
 				if x := &p.blk.items[int(p.first-p.blk.first)+j]; x.handOut != 0 {
 					x.handOut = 0
@@ -361,6 +366,7 @@ func (st *Stream) results(runs []SettleRun, bad []error, pieces []piece) []Settl
 			add(j, r)
 		}
 	}
+	acked.tell()
 	refuse(len(runs))
 	st.tidy()
 	return out

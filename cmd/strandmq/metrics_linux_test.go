@@ -101,7 +101,7 @@ func median(of []metricsLoad, value func(metricsLoad) float64) float64 {
 // Functions of a profile: whoever counts, and whoever answers a scrape.
 const (
 	countingOf = `client_golang|internal/histogram|broker\.\(\*metrics\)|broker\.\(?\*?(deliveryMeter|publishMeter|groupMeter)|countRefused` +
-		`|broker\.\(\*Broker\)\.(settled|finished|acked)Here|consumer\.\(\*(Shell\)\.(tellAcked|findPublished)|group\)\.(countSettled|finish)$|App\)\.tellCounted)|partition\.\(\*core\)\.committed`
+		`|broker\.\(\*Broker\)\.(settled|finished|acked)Here|consumer\.\(\*(Shell\)\.(tellAcked|findPublished)|acks\)|group\)\.(countSettled|finish)$|App\)\.tellCounted)|partition\.\(\*core\)\.committed`
 	scrapingOf = `promhttp|broker\.\(\*Broker\)\.collect|broker\.collector|broker\.\(\*histograms\)\.Collect|consumer\.\(\*(Shell\)\.(Stats|view)|group\)\.(state|keptState))`
 )
 
