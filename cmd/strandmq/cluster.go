@@ -288,8 +288,8 @@ It is a secret: who has it can join. It is shown only here.`,
 		if err != nil {
 			return err
 		}
-		if *ms == 0 {
-			return usagef("--valid 0: use 1s to 7d")
+		if *ms == 0 || valid.d > 7*24*time.Hour {
+			return usagef("--valid %s: use 1s to 7d", &valid)
 		}
 		res, err := ask(cmd.Context(), a.dial().cluster.CreateJoinToken, &strandmqv1.CreateJoinTokenRequest{ValidMs: *ms})
 		if err != nil {

@@ -226,8 +226,6 @@ func (q *inquiry) cluster() {
 			q.nodes[one.ID] = dial(one.API)
 		}
 		q.facts.Nodes = append(q.facts.Nodes, one)
-		// Should whoever is asked be gone, the others know as much.
-		q.asked.way.also(one.API)
 	}
 }
 
@@ -279,6 +277,8 @@ func (q *inquiry) node(n *doctor.Node, first bool) {
 		return
 	}
 	d := res.GetDisk()
+	// Should whoever is asked be gone, the others know as much.
+	q.asked.way.also(n.API)
 	n.Answered, n.Leaderless = true, res.GetLeaderless()
 	n.Disk = doctor.Disk{Total: d.GetTotalBytes(), Free: d.GetFreeBytes(), Reserve: d.GetReserveBytes(), Store: d.GetStoreBytes(), Low: d.GetLow(), Stuck: span(d.GetStuckMs())}
 	for _, s := range res.GetStopped() {

@@ -63,3 +63,17 @@ func flagNames(cmd *cobra.Command, text string) string {
 	}
 	return strings.Join(parts, `"`)
 }
+
+// flagFault words what the flag parser says of a number, which has names of Go in it.
+func flagFault(text string) string {
+	i := strings.Index(text, ": strconv.")
+	switch {
+	case i < 0:
+		return text
+	case strings.HasSuffix(text, "value out of range"):
+		return text[:i] + ": the number is too large or too small"
+	case strings.Contains(text[i:], "ParseBool"):
+		return text[:i] + ": use true or false"
+	}
+	return text[:i] + ": it is no number of its kind"
+}

@@ -138,6 +138,7 @@ there: {"error":{"reason":"NO_QUORUM","text":"..."}}. NO_COLOR is respected.`,
 			return a.checkShared()
 		},
 	}
+	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return errors.New(flagFault(err.Error())) })
 	root.SetIn(a.in)
 	root.SetOut(a.out)
 	root.SetErr(a.err)

@@ -169,8 +169,8 @@ func (a clusterAPI) MovePartition(ctx context.Context, req *strandmqv1.MoveParti
 	}
 	// Otherwise the cluster would undo it at once, or take copies that nobody meant.
 	if want, err := a.b.coord.Wanted(id); err == nil && want != len(nodes) {
-		return nil, refuse("REPLICATION", "nodes", "topic %s has %d replicas of each partition, and %d nodes are named: name %d, or change it with 'topic alter %s --replication %d'",
-			t.Name, want, len(nodes), want, t.Name, len(nodes))
+		return nil, refuse("REPLICATION", "nodes", "topic %s has a replication of %d, and the nodes that are named are %d: name as many, or change it with 'topic alter %s --replication %d'",
+			t.Name, want, len(nodes), t.Name, len(nodes))
 	}
 	before := t.Partitions[req.GetPartition()].Nodes()
 	if !req.GetDryRun() {

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -286,6 +287,28 @@ func (b *Broker) leadPartition(ctx context.Context, id partition.PartitionID) er
 	return nil
 }
 
+// undone tells of what reconcile could not do. That a leader is away passes, and whoever
+// leads next does it: it is no fault of anybody's.
+func (b *Broker) undone(what string, err error, args ...any) {
+	args = append(args, "err", err)
+	switch {
+	case b.serving.Err() != nil, errors.Is(err, context.Canceled):
+	case passing(err):
+		b.log.Info(what+": it is done when the partition has a leader", args...)
+	default:
+		b.log.Error(what, args...)
+	}
+}
+
+// passing tells whether a call failed for what passes by itself while nodes come and go.
+func passing(err error) bool {
+	switch reasonOf(err) {
+	case "NOT_LEADER", "NO_QUORUM", "NOT_READY", "OUTCOME_UNKNOWN":
+		return true
+	}
+	return errors.Is(err, context.DeadlineExceeded)
+}
+
 // reconcile finishes whatever a stop left half done: topics and groups on their
 // way in or out, partitions that belong to nothing, partitions that were not told
 // of a group because they had stopped. Every step may have been
@@ -312,7 +335,7 @@ func (b *Broker) reconcile(ctx context.Context) error {
 			_, err = b.readyTopic(t)
 		}
 		if err != nil {
-			b.log.Error("cannot finish a topic", "topic", t.Name, "phase", t.Phase, "err", err)
+			b.undone("a topic is not finished yet", err, "topic", t.Name, "phase", t.Phase)
 		}
 	}
 	for _, g := range todo.Groups {
@@ -328,7 +351,7 @@ func (b *Broker) reconcile(ctx context.Context) error {
 			_, left, err = b.readyGroup(t, g)
 		}
 		if err != nil {
-			b.log.Error("cannot finish a group", "topic", t.Name, "group", g.Name, "phase", g.Phase, "err", err)
+			b.undone("a group is not finished yet", err, "topic", t.Name, "group", g.Name, "phase", g.Phase)
 		}
 		for _, l := range left {
 			b.log.Warn("a group was finished without a partition", "topic", t.Name, "group", g.Name, "partition", l.GetPartition(), "err", l.GetProblem().GetMessage())
@@ -339,7 +362,7 @@ func (b *Broker) reconcile(ctx context.Context) error {
 			continue
 		}
 		if err := b.forgetGroups(ctx, b.coord.View(), t); err != nil {
-			b.log.Error("cannot drop groups that were deleted", "topic", t.Name, "err", err)
+			b.undone("groups that were deleted are not dropped everywhere yet", err, "topic", t.Name)
 		}
 	}
 	held := map[partition.PartitionID]bool{}
