@@ -464,6 +464,14 @@ func (a *attendant) close(lost bool) {
 	b.live.remove(&a.attendance)
 	ctx, cancel := b.finishing()
 	defer cancel()
+	if b.groupGone(a.topic, coordinator.GroupID(a.group)) != nil {
+		// What it held goes with its group, and so does the session. The partitions may be
+		// gone, too, and nobody is to wait for a leader of theirs.
+		cancel()
+		_ = a.stream.Close(ctx, lost)
+		b.sessions.take(a.session)
+		return
+	}
 	if err := a.stream.Close(ctx, lost); err != nil && b.serving.Err() == nil && !errors.As(err, new(*partition.ErrDamaged)) && !errors.As(err, new(*partition.ErrUnknownPartition)) {
 		// The deliveries lapse at their deadlines instead.
 		b.log.Warn("cannot end a stream's session in all partitions", "topic", a.topic.Name, "group", a.name, "member", a.member, "err", err)

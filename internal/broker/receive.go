@@ -92,8 +92,26 @@ func (b *Broker) stillOpen(gid coordinator.GroupID, req consumer.ReceiveRequest)
 }
 
 // ended gives the cause of what ended a session: sessions end with their group, and
-// groups with their topic.
+// groups with their topic. A partition may know of that before the map here does.
 func (b *Broker) ended(t *topic, gid coordinator.GroupID, err error) error {
+	seen := b.revision()
+	if gone := b.groupGone(t, gid); gone != nil {
+		return gone
+	}
+	if r := reasonOf(err); r == "SESSION_ENDED" || r == "UNKNOWN_SESSION" || r == "UNKNOWN_GROUP" || r == "UNKNOWN_TOPIC" {
+		ctx, cancel := context.WithTimeout(b.serving, leaderPatience)
+		defer cancel()
+		if b.caughtUp(ctx, seen) {
+			if gone := b.groupGone(t, gid); gone != nil {
+				return gone
+			}
+		}
+	}
+	return err
+}
+
+// groupGone tells that a topic or its group was deleted, as far as the map here goes.
+func (b *Broker) groupGone(t *topic, gid coordinator.GroupID) error {
 	m := b.coord.View()
 	if now, ok := m.FindTopic(t.Name); !ok || now.ID != t.ID || now.Phase == coordinator.Deleting {
 		return refuse("UNKNOWN_TOPIC", "topic", "the topic was deleted")
@@ -101,7 +119,7 @@ func (b *Broker) ended(t *topic, gid coordinator.GroupID, err error) error {
 	if g, ok := m.GroupByID(gid); !ok || g.Phase == coordinator.Deleting {
 		return errGroupGone()
 	}
-	return err
+	return nil
 }
 
 func errGroupGone() error { return refuse("UNKNOWN_GROUP", "group", "the group was deleted") }
