@@ -10,7 +10,8 @@
 //
 // It promises that the error it returns is always one of the call's, or the
 // context's; and that it waits no longer than the limit from the first failure
-// on. It refuses to decide whether a call may be made twice: give it only those
+// on. Time in which the process stood still does not count: the other side could
+// not answer then. It refuses to decide whether a call may be made twice: give it only those
 // that can.
 package retry
 
@@ -53,37 +54,44 @@ func Do[T any](ctx context.Context, c Config, call func() (T, error)) (T, error)
 	if c.Most == 0 {
 		steps.MaxInterval = 5 * time.Second
 	}
-	var last error
-	opts := []backoff.RetryOption{backoff.WithBackOff(steps), backoff.WithMaxElapsedTime(c.Limit)}
-	if c.Limit <= 0 {
-		opts = append(opts, backoff.WithMaxTries(1))
-	}
-	if c.Waiting != nil {
-		opts = append(opts, backoff.WithNotify(func(_ error, wait time.Duration) { c.Waiting(last, wait) }))
-	}
-	res, err := backoff.Retry(ctx, func() (T, error) {
+	steps.Reset()
+	var spent *awake // since the first failure
+	for {
 		res, err := call()
-		last = err
-		if err == nil {
-			return res, nil
-		}
 		var passing Passing
-		if !errors.As(err, &passing) {
-			return res, backoff.Permanent(err)
+		if err == nil || !errors.As(err, &passing) || c.Limit <= 0 {
+			return res, err
 		}
-		switch after, yes := passing.Passes(); {
-		case !yes:
-			return res, backoff.Permanent(err)
-		case after > 0:
-			return res, &backoff.RetryAfterError{Duration: after}
+		wait, yes := passing.Passes()
+		if !yes {
+			return res, err
 		}
-		return res, err
-	}, opts...)
-	var wait *backoff.RetryAfterError
-	if errors.As(err, &wait) {
-		err = last
+		if over := context.Cause(ctx); over != nil {
+			return res, over
+		}
+		if wait > 0 {
+			steps.Reset()
+		} else {
+			wait = steps.NextBackOff()
+		}
+		if spent == nil {
+			spent = newAwake(c.Limit)
+			defer spent.end()
+		}
+		if spent.time()+wait > c.Limit {
+			return res, err
+		}
+		if c.Waiting != nil {
+			c.Waiting(err, wait)
+		}
+		timer := time.NewTimer(wait)
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			timer.Stop()
+			return res, context.Cause(ctx)
+		}
 	}
-	return res, err
 }
 
 // Broke tells whether an error means that the connection could not be made, or
