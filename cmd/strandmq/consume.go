@@ -230,14 +230,14 @@ type consumption struct {
 	began time.Time
 
 	taken, acked, failed, dead, stale int
-	lost                              int       // failed, of a group that is at-most-once
-	killed                            int       // commands, by a second signal
-	asked                             bool      // a first Receive was made
-	looked                            time.Time // when the counts were last asked for
-	idleKind                          string    // the reason to wait that was told last, without its numbers
-	idleSaid                          time.Time // when
-	waited                            bool      // the last Receive brought nothing
-	elsewhere                         string    // what --until-empty waits for in partitions of other members, in words
+	lost                              int             // failed, of a group that is at-most-once
+	killed                            int             // commands, by a second signal
+	asked                             bool            // a first Receive was made
+	looked                            time.Time       // when the counts were last asked for
+	idleTold                          map[string]bool // the reasons to wait that were told, without their numbers
+	idleSaid                          time.Time       // when some were told last
+	waited                            bool            // the last Receive brought nothing
+	elsewhere                         string          // what --until-empty waits for in partitions of other members, in words
 }
 
 func (c *consumption) summary() string {
@@ -285,7 +285,7 @@ func (c *consumption) receive(ctx context.Context, n int, wait time.Duration) ([
 func (c *consumption) took(n int) {
 	c.taken += n
 	if n > 0 {
-		c.idleKind, c.waited = "", false
+		c.idleTold, c.waited = nil, false
 	}
 }
 

@@ -11,28 +11,63 @@ import (
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
-// sayIdle tells why there is nothing to do, when that is something else than
-// before, numbers apart.
+// sayIdle tells why there is nothing to do, when some of it is something else than what
+// was told since something came, numbers apart. The broker names a few of the reasons, now
+// these and then those.
 func (c *consumption) sayIdle() {
 	c.waited = true
 	why := c.m.idle
 	if why == nothingLeft && c.elsewhere != "" {
 		why = c.elsewhere
 	}
-	kind := strings.Map(func(r rune) rune {
+	if why == "" || time.Since(c.idleSaid) < idleEvery {
+		return
+	}
+	if why == nothingLeft && !c.f.untilEmpty {
+		c.idleTold = nil // what was waited for is over
+		return           // what a consumer waits in all day
+	}
+	news := false
+	for _, fact := range strings.Split(why, "; ") {
+		kind := kindOf(fact)
+		if !c.idleTold[kind] {
+			news = true
+			if c.idleTold == nil || len(c.idleTold) >= mostTold {
+				c.idleTold = map[string]bool{}
+			}
+			c.idleTold[kind] = true
+		}
+	}
+	if news {
+		c.idleSaid = time.Now()
+		c.a.talk("waiting: %s", plain.Short(why, 500))
+	}
+}
+
+// mostTold bounds what is remembered of what was told.
+const mostTold = 1000
+
+// kindOf is a reason without its numbers, and alike for one and for many.
+func kindOf(fact string) string {
+	words := strings.Fields(strings.Map(func(r rune) rune {
 		if r >= '0' && r <= '9' {
 			return -1
 		}
 		return r
-	}, why)
-	if why == "" || kind == c.idleKind || time.Since(c.idleSaid) < idleEvery {
-		return
+	}, fact))
+	for i, w := range words {
+		switch w {
+		case "are":
+			w = "is"
+		case "have":
+			w = "has"
+		}
+		if stem, many := strings.CutSuffix(w, "ies"); many {
+			w = stem + "y"
+		}
+		words[i] = strings.TrimSuffix(w, "s")
 	}
-	c.idleKind, c.idleSaid = kind, time.Now()
-	if why == nothingLeft && !c.f.untilEmpty {
-		return // what a consumer waits in all day
-	}
-	c.a.talk("waiting: %s", plain.Short(why, 500))
+	return strings.Join(words, " ")
 }
 
 // leftElsewhere says in words what a group has left in partitions that other

@@ -27,6 +27,14 @@ func TestReasonToWaitOnce(t *testing.T) {
 	c.idleSaid = time.Now().Add(time.Hour) // as if it had been told just now, on any machine
 	say("2 messages back off")
 	later()
+	say("1 message backs off; 3 deliveries are out (with holder)")
+	later()
+	say("4 deliveries are out (with holder)")
+	later()
+	say("4 deliveries are out (with holder); the circuit is open")
+	later()
+	say("the circuit is open; 4 deliveries are out (with holder)") // in another order
+	later()
 	say(nothingLeft) // what a consumer waits in all day
 	later()
 	say("2 messages back off")
@@ -42,7 +50,9 @@ func TestReasonToWaitOnce(t *testing.T) {
 	got := strings.TrimSpace(errs.String())
 	want := strings.Join([]string{
 		"waiting: 2 deliveries are out (with holder)",
-		"waiting: 2 messages back off",
+		"waiting: 1 message backs off; 3 deliveries are out (with holder)",
+		"waiting: 4 deliveries are out (with holder); the circuit is open",
+		"waiting: 2 messages back off", // nothing was left meanwhile
 		"waiting: " + nothingLeft,
 		"waiting: 7 messages are left in partitions of other members (far)",
 		"waiting: 7 messages are left in partitions of other members (far)",
