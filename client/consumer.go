@@ -113,7 +113,7 @@ func (x *Consumer) Run(ctx context.Context, handle Handler) error {
 		return badOption("handle", "Run has no handler: give it a function")
 	}
 	if !x.running.CompareAndSwap(false, true) {
-		return errors.New("strandmq: this consumer runs already: make another one, with another member name")
+		return &Error{Message: "this consumer runs already: make another one, with another member name"}
 	}
 	defer x.running.Store(false)
 	if err := x.c.begin(); err != nil {
@@ -247,7 +247,7 @@ func (r *consuming) run(ctx context.Context) error {
 			drain(r.x.drain)
 		case <-limit.C:
 			if running := r.late(limit); running > 0 {
-				return errors.Join(r.failed, fmt.Errorf("strandmq: %s not returned in time; what they had was given back and may be handled elsewhere meanwhile", handlersHave(running)))
+				return errors.Join(r.failed, stillRun(running))
 			}
 		}
 	}
@@ -258,6 +258,14 @@ func handlersHave(n int) string {
 		return "a handler has"
 	}
 	return fmt.Sprintf("%d handlers have", n)
+}
+
+// stillRun is the error of a Run whose handlers did not return.
+func stillRun(handlers int) *Error {
+	return &Error{
+		Message: handlersHave(handlers) + " not returned in time; what they had was given back and may be handled elsewhere meanwhile",
+		err:     ErrDraining,
+	}
 }
 
 // change does something that may give deliveries, and take some away from handlers.

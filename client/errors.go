@@ -56,7 +56,7 @@ var (
 	// The message comes again, to this member or another.
 	ErrLapsed = errors.New("strandmq: the delivery is not this member's any more")
 	// ErrDraining is why the context of a handler ended that still ran when the
-	// time for a graceful end was over.
+	// time for a graceful end was over, and why Run ends if it did not return then, either.
 	ErrDraining = errors.New("strandmq: the consumer ends")
 )
 

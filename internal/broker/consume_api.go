@@ -10,6 +10,7 @@ import (
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/names"
+	"github.com/strandmq/strandmq/internal/quantity"
 	"github.com/strandmq/strandmq/internal/record"
 	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -201,6 +202,14 @@ func (a consumeAPI) Receive(ctx context.Context, req *strandmqv1.ReceiveRequest)
 	return res, nil
 }
 
+// checkWait checks how long a call is to wait.
+func checkWait(ms int64) *refusal {
+	if ms < 0 || ms > maxWait.Milliseconds() {
+		return refuse("BAD_VALUE", "wait_ms", "%s is not 0 to %s: ask again instead of waiting longer", quantity.FormatMillis(ms), quantity.FormatSpan(maxWait))
+	}
+	return nil
+}
+
 func checkReceive(req *strandmqv1.ReceiveRequest) error {
 	if err := names.Member(req.GetMember()); err != nil {
 		return inField(err, "member")
@@ -208,8 +217,8 @@ func checkReceive(req *strandmqv1.ReceiveRequest) error {
 	if n := req.GetMaxMessages(); n > maxReceive {
 		return refuse("BAD_VALUE", "max_messages", "%d is too many: ask for 1 to %d", n, maxReceive)
 	}
-	if w := req.GetWaitMs(); w < 0 || w > maxWait.Milliseconds() {
-		return refuse("BAD_VALUE", "wait_ms", "%d is not 0 to %d: ask again instead of waiting longer", w, maxWait.Milliseconds())
+	if r := checkWait(req.GetWaitMs()); r != nil {
+		return r
 	}
 	if n := req.GetMaxBytes(); n > record.MaxBatchBytes {
 		return refuse("BAD_VALUE", "max_bytes", "%d is too many: ask for at most %d", n, record.MaxBatchBytes)
@@ -299,7 +308,7 @@ func settlementOf(s *strandmqv1.Settlement) (consumer.Settlement, error) {
 		return out, refuse("BAD_VALUE", "action", "%d is not an action: use SETTLE_ACTION_ACK, NACK, REJECT, EXTEND or RELEASE", s.GetAction())
 	}
 	if d := s.GetDelayMs(); d < 0 || partition.Millis(d) > consumer.MaxDelay {
-		return out, refuse("BAD_VALUE", "delay_ms", "%d is not 0 to %d", d, consumer.MaxDelay)
+		return out, refuse("BAD_VALUE", "delay_ms", "%s is not 0 to %s", quantity.FormatMillis(d), quantity.FormatMillis(consumer.MaxDelay))
 	}
 	if n := len(s.GetReason()); n > consumer.MaxReason {
 		return out, refuse("BAD_VALUE", "reason", "the reason has %d bytes: send at most %d", n, consumer.MaxReason)

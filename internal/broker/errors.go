@@ -75,7 +75,7 @@ var table = []row{
 	{"UNKNOWN_SESSION", "not_found", "The member never had such a session: the number was not given out, or is another member's.", "Send the session that Join or Receive gave this member, or leave session empty."},
 	{"REPLAYING", "failed_precondition", "The dead letter was replayed and waits for its turn, or is with a member, so it cannot be discarded.", "Settle that delivery when it comes; a reject makes it a dead letter again."},
 	{"REPLAY_LIMIT", "failed_precondition", "As many replayed messages wait in a partition as the group's max_deferred lets.", "Repeat the request when some were handled; what was counted stands."},
-	{"OFFSET_BEYOND_END", "out_of_range", "A group was to start at, or be moved to, an offset beyond the end of a partition.", "Use an offset up to end_offset, or latest for the end; the message says where it is."},
+	{"OFFSET_BEYOND_END", "out_of_range", "An offset is beyond the end of a partition: to read from, or for a group to start at or be moved to.", "Use an offset up to end_offset, or latest for the end; the message says where it is."},
 	{"TOPIC_REPLACED", "failed_precondition", "The place to read on from is of a topic that was deleted, and another one has its name.", "Begin again without a place, with earliest or latest."},
 	{"OFFSET_EXPIRED", "out_of_range", "The offset is no longer kept.", "Use a position from start_offset on."},
 	{"LIMIT_REACHED", "resource_exhausted", "A limit on the number of topics, partitions, groups or members is reached.", "Delete what is not needed, or raise the limit."},

@@ -47,8 +47,8 @@ func (a clusterAPI) ListEvents(ctx context.Context, req *strandmqv1.ListEventsRe
 }
 
 func checkListEvents(req *strandmqv1.ListEventsRequest) error {
-	if w := req.GetWaitMs(); w < 0 || w > maxWait.Milliseconds() {
-		return refuse("BAD_VALUE", "wait_ms", "%d is not 0 to %d: ask again instead of waiting longer", w, maxWait.Milliseconds())
+	if r := checkWait(req.GetWaitMs()); r != nil {
+		return r
 	}
 	if req.GetMax() > mostEvents {
 		return refuse("BAD_VALUE", "max", "%d is not 0 to %d, which is all that is kept", req.GetMax(), mostEvents)

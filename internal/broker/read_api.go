@@ -91,8 +91,8 @@ func checkRead(req *strandmqv1.ReadRequest) error {
 	if req.GetIncarnation() != 0 && len(req.GetPlaces()) == 0 {
 		return refuse("BAD_VALUE", "incarnation", "an incarnation is of the places that it came with: give both, or leave it out")
 	}
-	if w := req.GetWaitMs(); w < 0 || w > maxWait.Milliseconds() {
-		return refuse("BAD_VALUE", "wait_ms", "%d is not 0 to %d: ask again instead of waiting longer", w, maxWait.Milliseconds())
+	if r := checkWait(req.GetWaitMs()); r != nil {
+		return r
 	}
 	if n := req.GetMaxBytes(); n > record.MaxBatchBytes {
 		return refuse("BAD_VALUE", "max_bytes", "%d is too many: ask for at most %d", n, record.MaxBatchBytes)

@@ -225,7 +225,14 @@ func (a *api) publishLines(w http.ResponseWriter, r *http.Request) error {
 	if first != nil {
 		whole := *first
 		whole.results = results
-		whole.detail = fmt.Sprintf("%d of %d messages were refused, and the others are stored; the first refused is %s", refused, len(results), first.detail)
+		switch {
+		case refused < len(results):
+			whole.detail = fmt.Sprintf("%d of %d messages were refused, and the others are stored; the first refused is %s", refused, len(results), first.detail)
+		case refused > 1:
+			whole.detail = fmt.Sprintf("all %d messages were refused; the first is %s", refused, first.detail)
+		default:
+			whole.detail = first.detail
+		}
 		return &whole
 	}
 	answer(w, http.StatusOK, map[string]any{"results": results})
