@@ -71,7 +71,7 @@ var table = []row{
 	{"STALE_DELIVERY", "failed_precondition", "The token is not that of the message's current delivery: it lapsed, was settled otherwise, or the group was reset.", "Drop the work. Nothing was changed; the message is someone else's, or settled."},
 	{"HELD_TOO_LONG", "failed_precondition", "A delivery cannot be extended beyond the policy's max_hold.", "Settle it, or raise max_hold_ms."},
 	{"NOT_HOLDER", "failed_precondition", "The settlement names a member that the delivery was not given to. Nothing was changed.", "Name the member that received it, or none."},
-	{"SESSION_ENDED", "failed_precondition", "The member's session has ended: it timed out, was left, or a newer one of the same member took its place.", "Join again, or leave session empty."},
+	{"SESSION_ENDED", "failed_precondition", "The member's session has ended: it was left, its stream was lost, a newer one of the same member took its place, or, without a stream, it was silent for the session timeout and the group's max_hold.", "Join again, or leave session empty."},
 	{"UNKNOWN_SESSION", "not_found", "The member never had such a session: the number was not given out, or is another member's.", "Send the session that Join or Receive gave this member, or leave session empty."},
 	{"REPLAYING", "failed_precondition", "The dead letter was replayed and waits for its turn, or is with a member, so it cannot be discarded.", "Settle that delivery when it comes; a reject makes it a dead letter again."},
 	{"REPLAY_LIMIT", "failed_precondition", "As many replayed messages wait in a partition as the group's max_deferred lets.", "Repeat the request when some were handled; what was counted stands."},

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"google.golang.org/protobuf/proto"
+
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -44,6 +46,35 @@ func TestMissedMember(t *testing.T) {
 	}
 	a.done(t, "t", "g", again[0], ack, "")
 	eventually(t, "it has a share again", func() bool { return owns("killed") == 1 })
+}
+
+// A member that was suspended for longer than the session timeout, and wakes, is let in
+// with its session, as it has no stream; but what it held and lost meanwhile it cannot
+// settle.
+func TestSuspendedMemberWakes(t *testing.T) {
+	t.Parallel() // it waits for clocks
+	b := start(t, t.TempDir(), func(c *Config) { c.SessionTimeout = time.Second })
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 1)
+	a.group(t, "t", "g", &strandmqv1.GroupPolicy{AckDeadlineMs: proto.Int64(1000), BackoffMs: proto.Int64(1)})
+	a.store(t, "t", msg("k", "1"))
+	res, err := a.consume.Receive(ctx(t), &strandmqv1.ReceiveRequest{Topic: "t", Group: "g", Member: "sleeper", WaitMs: 60_000})
+	if err != nil || len(res.GetDeliveries()) != 1 {
+		t.Fatalf("%v, %v", res, err)
+	}
+	if d := a.one(t, "t", "g", "other"); d.GetAttempt() < 2 {
+		t.Fatalf("the other got %v", d)
+	}
+	if _, err := a.consume.Heartbeat(ctx(t), &strandmqv1.HeartbeatRequest{Topic: "t", Group: "g", Member: "sleeper", Session: res.GetSession()}); err != nil {
+		t.Errorf("it is not let in again: %v", err)
+	}
+	late, err := a.consume.Settle(ctx(t), &strandmqv1.SettleRequest{
+		Topic: "t", Group: "g", Member: "sleeper", Session: res.GetSession(),
+		Settlements: []*strandmqv1.Settlement{{Token: res.GetDeliveries()[0].GetToken(), Action: ack}},
+	})
+	if err != nil || late.GetResults()[0].GetProblem().GetReason() != "STALE_DELIVERY" {
+		t.Errorf("its late ack: %v, %v", late, err)
+	}
 }
 
 // callsOf counts the Receives that wait.
