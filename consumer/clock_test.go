@@ -202,7 +202,7 @@ func TestStampsDoNotDriveTheClock(t *testing.T) {
 // A leap is void when it was made before, and traced as it is applied.
 func TestLeap(t *testing.T) {
 	c := newClocked(t)
-	tr := newTracer(c.d[0].Message.Offset)
+	tr := newTracer(c.d[0].Message.Offset, Window{Last: 100})
 	c.w.advance(100)
 	c.changeLeader(anHour)
 	again := encodeLeap(c.g.clock, 1, c.p.app.groups[0].clock)
@@ -221,7 +221,7 @@ func TestLeap(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	es := tr.told()
+	es, _ := tr.told()
 	if leaps != 2 || len(es) != 2 || es[1].What != "lapsed" || es[1].Detail[:22] != "no answer within 5000 " {
 		t.Fatalf("%d leaps, traced: %+v", leaps, es)
 	}

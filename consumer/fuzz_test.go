@@ -66,7 +66,7 @@ func FuzzCommand(f *testing.F) {
 		if err := sound(app, at.End, true); err != nil {
 			t.Fatal(err)
 		}
-		if err := newTracer(1).command(1, cmd); err != nil {
+		if err := newTracer(1, Window{Last: 10}).command(1, cmd); err != nil {
 			t.Fatalf("Apply takes what the tracer does not: %v", err)
 		}
 	})

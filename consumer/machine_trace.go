@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -16,8 +17,11 @@ import (
 // next plan shows to have been void: nobody plans what is out.
 type tracer struct {
 	offset partition.Offset
+	show   Window
 	groups map[GroupID]*traced
-	events []TraceEvent
+	first  []TraceEvent // how it began
+	last   []TraceEvent // the latest, once the first are told, and some before those
+	cut    int          // so many were left out between the two
 }
 
 // traced is the message in one group.
@@ -38,12 +42,12 @@ type traced struct {
 	session  uint64
 	attempts uint32
 	ordinal  uint32
-	event    int // of the last hand-out, in events
+	event    int // of the last hand-out, counted from 0; -1: not shown
 }
 
 // newTracer traces the message at an offset.
-func newTracer(o partition.Offset) *tracer {
-	return &tracer{offset: o, groups: make(map[GroupID]*traced)}
+func newTracer(o partition.Offset, show Window) *tracer {
+	return &tracer{offset: o, show: show, groups: make(map[GroupID]*traced)}
 }
 
 // know tells a group that exists, and what its rows tell of its past.
@@ -61,21 +65,53 @@ func (t *tracer) group(id GroupID) *traced {
 	return g
 }
 
-// told is what happened, in the order of the log.
-func (t *tracer) told() []TraceEvent {
-	es := make([]TraceEvent, 0, len(t.events))
-	for _, e := range t.events {
-		if e.What != "" {
-			es = append(es, e)
+// told is what happened, in the order of the log, and how much was left out of it.
+func (t *tracer) told() ([]TraceEvent, uint64) {
+	all := slices.Concat(t.first, t.last)
+	cut := max(0, t.cut+len(all)-t.show.First-t.show.Last)
+	if more := len(all) - t.show.First - t.show.Last; more > 0 {
+		all = slices.Delete(all, t.show.First, t.show.First+more)
+	}
+	return all, uint64(cut)
+}
+
+// undo takes an event back: the ones behind it are one fewer.
+func (t *tracer) undo(event int) {
+	if event < 0 {
+		return
+	}
+	switch i := event - len(t.first) - t.cut; {
+	case event < len(t.first):
+		t.first = slices.Delete(t.first, event, event+1)
+	case i >= 0:
+		t.last = slices.Delete(t.last, i, i+1)
+	default:
+		t.cut--
+	}
+	for _, g := range t.groups {
+		if g.event > event {
+			g.event--
 		}
 	}
-	return es
 }
 
 func (t *tracer) add(at partition.Index, h header, g *traced, what, detail string) {
-	t.events = append(t.events, TraceEvent{
-		Time: g.clock, Index: at, Group: h.group, What: what, Member: g.member, Attempt: g.attempts, Detail: detail,
-	})
+	if t.show.Before > 0 && at >= t.show.Before {
+		return
+	}
+	e := TraceEvent{Time: g.clock, Index: at, Group: h.group, What: what, Member: g.member, Attempt: g.attempts, Detail: detail}
+	// Each of these may be taken back later, without one in its place: so twice as many.
+	if len(t.first) < 2*t.show.First && len(t.last) == 0 && t.cut == 0 {
+		t.first = append(t.first, e)
+		return
+	}
+	// Of each group one may be taken back later without another in its place. Room is
+	// made for twice as many, so that making it is rare.
+	if keep := t.show.Last + len(t.groups); len(t.last) >= 2*keep {
+		t.cut += len(t.last) - keep
+		t.last = slices.Delete(t.last, 0, len(t.last)-keep)
+	}
+	t.last = append(t.last, e)
 }
 
 // command reads one command.
@@ -210,14 +246,17 @@ func (t *tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 		if g.out {
 			g.attempts--
 			g.ordinal--
-			t.events[g.event].What = ""
+			t.undo(g.event)
 		}
 		g.attempts++
 		g.ordinal++
 		g.member, g.session = who[w].name, who[w].session
 		g.handed, g.until = g.clock, g.clock+g.policy.AckDeadline
 		g.out, g.epoch = true, epoch
-		g.event = len(t.events)
+		g.event = -1
+		if t.show.Before == 0 || at < t.show.Before {
+			g.event = len(t.first) + t.cut + len(t.last)
+		}
 		if g.policy.AtMostOnce {
 			t.add(at, h, g, "handed-out", "at most once")
 			g.out, g.settled, g.replayed = false, true, false

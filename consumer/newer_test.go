@@ -29,7 +29,7 @@ func TestNewerFormat(t *testing.T) {
 			if app.dump() != before {
 				t.Errorf("command %d of version %d changed the state", cmd[1], version)
 			}
-			check("traced command", newTracer(1).command(1, cmd), version)
+			check("traced command", newTracer(1, Window{Last: 10}).command(1, cmd), version)
 		}
 		versioned := 0
 		app, _ := furnished(t)

@@ -351,7 +351,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 	case "state":
 		var b strings.Builder
 		for _, x := range what() {
-			life, err := s.s.Trace(ctx, pid, s.offset(pid, x), 1000)
+			life, err := s.s.Trace(ctx, pid, s.offset(pid, x), Window{Last: 1000})
 			if err != nil {
 				return result(err)
 			}
@@ -362,7 +362,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 		return b.String()
 	case "trace":
 		var b strings.Builder
-		life, err := s.s.Trace(ctx, pid, s.offset(pid, what()[0]), max)
+		life, err := s.s.Trace(ctx, pid, s.offset(pid, what()[0]), Window{Last: max})
 		if err != nil {
 			return result(err)
 		}
@@ -380,7 +380,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			b.WriteString("\n")
 		}
 		if life.Truncated {
-			b.WriteString("cut off\n")
+			fmt.Fprintf(&b, "%d before these\n", life.Cut)
 		}
 		return b.String()
 	default:

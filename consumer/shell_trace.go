@@ -12,17 +12,24 @@ import (
 type Life struct {
 	Events    []TraceEvent // in the order of the log
 	States    []MessageInGroup
-	Truncated bool // there were more events; states of what is settled tell no attempts then
+	Cut       uint64 // so many events were left out, behind the first
+	Truncated bool   // events were left out
 }
 
-// Trace tells a message's life, read back from its partition's log. It stops at
-// max events and says so.
-func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partition.Offset, max int) (Life, error) {
+// Window is which of a message's events are told: the first ones and the latest.
+type Window struct {
+	First, Last int
+	Before      partition.Index // only of entries before this one; 0: of all
+}
+
+// Trace tells a message's life, read back from its partition's log. Of many events it
+// keeps those that the window shows, however many there are.
+func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partition.Offset, show Window) (Life, error) {
 	from, err := s.host.IndexOf(pid, o)
 	if err != nil {
 		return Life{}, err
 	}
-	t := newTracer(o)
+	t := newTracer(o, show)
 	var life Life
 	var until partition.Index
 	msgs, err := s.host.ReadAt(pid, []partition.Offset{o})
@@ -52,17 +59,16 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 			return false // the states above know nothing of it
 		}
 		bad = t.command(at, cmd)
-		life.Truncated = len(t.events) > max
-		return bad == nil && !life.Truncated
+		return bad == nil
 	})
 	if err = errors.Join(err, bad); err != nil {
 		return Life{}, stored(pid, err)
 	}
-	life.Events = t.told()
-	life.Events = life.Events[:min(len(life.Events), max)]
+	life.Events, life.Cut = t.told()
+	life.Truncated = life.Cut > 0
 	for i := range life.States {
 		// What is settled has no state; its attempts are in the log alone.
-		if x := &life.States[i]; !life.Truncated && (x.State == "acked" || x.State == "skipped") {
+		if x := &life.States[i]; x.State == "acked" || x.State == "skipped" {
 			x.Attempts = t.groups[x.Group].attempts
 		}
 	}

@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -19,7 +20,7 @@ func newTraced() (*world, *memPart) {
 // whats traces a message and lists what happened.
 func whats(t *testing.T, s *Shell, o partition.Offset) string {
 	t.Helper()
-	life, err := s.Trace(context.Background(), 1, o, 1000)
+	life, err := s.Trace(context.Background(), 1, o, Window{Last: 1000})
 	if err != nil || life.Truncated {
 		t.Fatalf("trace of %d: %+v, %v", o, life, err)
 	}
@@ -106,4 +107,70 @@ func receive(t *testing.T, s *Shell, n int) []Delivery {
 		t.Fatal(err)
 	}
 	return ds
+}
+
+// However often a message was handed out, its first events and its latest are told, and
+// so is how many were between them; where it stands is judged by all.
+func TestTraceWindow(t *testing.T) {
+	w, p := newTraced()
+	s := w.shell()
+	policy := Default()
+	policy.MaxAttempts, policy.Backoff, policy.BackoffMax = 0, 1, 1
+	if err := s.SetPolicy(context.Background(), 1, 1, policy); err != nil {
+		t.Fatal(err)
+	}
+	// A group that is deleted: what is told of it is taken back where plans were void.
+	p.apply(encodeCreate(w.now, GroupSpec{ID: 2, Name: "H", Policy: policy}))
+	w.publish(1, "a")
+	for i := range 40 {
+		w.now += 1000
+		ds := receive(t, s, 1)
+		if len(ds) != 1 {
+			t.Fatalf("attempt %d: %d deliveries", i, len(ds))
+		}
+		var plan planWriter // of the same message, which is out: void, and told at first
+		plan.reset(0)
+		plan.table = []planMember{{"x", 1, 0}}
+		plan.redeliver(0, 0)
+		p.apply(plan.encode(w.now, 2, 0, uint64(i), 1, 0))
+		s.Settle(context.Background(), 1, []Settlement{{Token: ds[0].Token, Action: Nack, Delay: 1}})
+	}
+	if err := s.DeleteGroup(context.Background(), 1, 2); err != nil {
+		t.Fatal(err)
+	}
+	trace := func(show Window) Life {
+		t.Helper()
+		life, err := s.Trace(context.Background(), 1, 0, show)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(life.States) != 1 || life.States[0].Attempts != 40 {
+			t.Fatalf("it stands at %+v", life.States)
+		}
+		return life
+	}
+	all := trace(Window{Last: 10_000})
+	if all.Truncated || len(all.Events) < 80 {
+		t.Fatalf("of all: %d events", len(all.Events))
+	}
+	for first := range 4 {
+		for last := 1; last < 100; last += 7 {
+			for _, until := range []int{len(all.Events), 50, 1} {
+				want := all.Events[:until]
+				show := Window{First: first, Last: last}
+				if until < len(all.Events) {
+					show.Before = all.Events[until].Index
+					for len(want) > 0 && want[len(want)-1].Index >= show.Before {
+						want = want[:len(want)-1]
+					}
+				}
+				cut := max(0, len(want)-first-last)
+				want = append(append([]TraceEvent{}, want[:min(first, len(want))]...), want[min(len(want), first+cut):]...)
+				got := trace(show)
+				if !slices.Equal(want, got.Events) || got.Cut != uint64(cut) || got.Truncated != (cut > 0) {
+					t.Fatalf("%+v: %d are cut, and not %d; told\n%v, and not\n%v", show, got.Cut, cut, got.Events, want)
+				}
+			}
+		}
+	}
 }

@@ -18,7 +18,7 @@ func (w *twinWorld) judgeTraces() {
 			whole = false
 			continue
 		}
-		life, err := w.shell.Trace(context.Background(), twinPart, o, 100_000)
+		life, err := w.shell.Trace(context.Background(), twinPart, o, Window{Last: 100_000})
 		events := life.Events
 		if err != nil || life.Truncated {
 			w.fail("trace of %d: %+v, %v", o, life, err)

@@ -168,7 +168,10 @@ var waitTold = regexp.MustCompile(`(?:^|; )next attempt in \d+ ms at the earlies
 func attemptsOf(m *strandmqv1.MessageTrace, group string) (out []doctor.Attempt) {
 	outcomes := map[string]string{"nacked": "nack", "rejected": "reject", "lapsed": "lapse", "session-lost": "session-lost"}
 	var handed *strandmqv1.TraceEvent
-	for _, e := range m.GetEvents() {
+	for i, e := range m.GetEvents() {
+		if m.GetCut() > 0 && i == int(m.GetCutAt()) {
+			handed = nil // how that ended is not told
+		}
 		if e.GetGroup() != group {
 			continue
 		}

@@ -104,3 +104,17 @@ func (f *countFlag) Set(s string) error {
 	f.n = uint32(n)
 	return nil
 }
+
+// countFlag64 is a number of 64 bits, such as a place in a log.
+type countFlag64 struct{ n uint64 }
+
+func (f *countFlag64) String() string { return strconv.FormatUint(f.n, 10) }
+func (f *countFlag64) Type() string   { return "number" }
+func (f *countFlag64) Set(s string) error {
+	n, err := strconv.ParseUint(s, 10, 64)
+	if err != nil || n == 0 {
+		return usagef("a whole number from 1 on is wanted")
+	}
+	f.n = n
+	return nil
+}

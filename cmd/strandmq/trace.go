@@ -8,6 +8,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/strandmq/strandmq/internal/plain"
+	"github.com/strandmq/strandmq/internal/quantity"
 	"github.com/strandmq/strandmq/internal/table"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -18,6 +19,7 @@ func (a *app) traceCommand() *cobra.Command {
 	var offset positionFlag
 	var since, until, at momentFlag
 	var latest, all bool
+	events, before := countFlag{n: 200, least: 20, most: 1000}, countFlag64{}
 	c := command(&cobra.Command{
 		Use:   "trace TOPIC (--id ID | --partition P --offset O | --key KEY)",
 		Short: "Print one message's life in every group",
@@ -31,6 +33,9 @@ back, in the time that --since, --until or --at say: ` + momentGrammar + `.
 Of several the newest 20 are listed, with their states; --latest traces the newest, --all
 each of them. What was not looked at is said.
 
+Of a message with more than --limit events the first ten and the latest are shown, and it is
+said how many were between them; --before pages back.
+
 --output timeline draws it: a line for each hand-out, from then until it ended.`,
 		Example: `  strandmq trace orders --id 7f3c
   strandmq trace orders --partition 3 --offset 17
@@ -42,7 +47,7 @@ each of them. What was not looked at is said.
 	}, func(cmd *cobra.Command, args []string) error {
 		set := cmd.Flags().Changed
 		timed := set("since") || set("until") || set("at")
-		req := &strandmqv1.TraceRequest{Topic: args[0]}
+		req := &strandmqv1.TraceRequest{Topic: args[0], Limit: events.n, Before: before.n}
 		switch {
 		case set("key") && !set("id") && !set("partition") && !set("offset"):
 			if set("at") && (set("since") || set("until")) {
@@ -54,7 +59,7 @@ each of them. What was not looked at is said.
 			if key == "" {
 				return usagef("--key is empty: messages without a key are found by --id, or by --partition and --offset")
 			}
-			s := keySearch{topic: args[0], key: []byte(key), most: mostTraced, look: mostLooked}
+			s := keySearch{topic: args[0], key: []byte(key), most: mostTraced, look: mostLooked, events: req}
 			now := time.Now()
 			if since.set {
 				s.since = since.at(now)
@@ -102,6 +107,9 @@ each of them. What was not looked at is said.
 	fl.Var(&at, "at", "with --key: published within 30s of it")
 	fl.BoolVar(&latest, "latest", false, "with --key: the newest one")
 	fl.BoolVar(&all, "all", false, "with --key: trace each, the newest 20 at most")
+	fl.Var(&events, "limit", "so many events of a message: the first ten, and the latest")
+	fl.Var(&before, "before", "only events before this place in the log, as the column LOG has it")
+	fl.Lookup("before").DefValue = ""
 	c.Annotations = map[string]string{moreOutputs: "timeline"}
 	return c
 }
@@ -163,7 +171,10 @@ func (a *app) life(m *strandmqv1.MessageTrace) error {
 	a.whole(m)
 	fmt.Fprintln(a.out)
 	events := table.Table{Head: []string{"TIME", "LOG", "GROUP", "WHAT", "MEMBER", "ATTEMPT", "MORE"}, Right: []int{1, 5}}
-	for _, e := range m.GetEvents() {
+	for i, e := range m.GetEvents() {
+		if m.GetCut() > 0 && i == int(m.GetCutAt()) {
+			events.Add("...", "...", "...", fmt.Sprintf("%s more", quantity.Count(m.GetCut())), "...", "...", "...")
+		}
 		attempt := "-"
 		if e.GetAttempt() > 0 {
 			attempt = fmt.Sprint(e.GetAttempt())
@@ -179,8 +190,13 @@ func (a *app) life(m *strandmqv1.MessageTrace) error {
 
 // cut says what is not shown.
 func (a *app) cut(m *strandmqv1.MessageTrace) {
-	if m.GetTruncated() {
-		a.talk("there is more: the events were cut at the broker's limit")
+	switch i := int(m.GetCutAt()); {
+	case m.GetCut() > 0 && i < len(m.GetEvents()):
+		e := m.GetEvents()[i]
+		// What happened in the same entry may be on either side.
+		a.talk("%s events are left out, before %s: see them with --before %d", quantity.Count(m.GetCut()), stamp(e.GetTime()), e.GetLogIndex()+1)
+	case m.GetTruncated():
+		a.talk("there may be more: so much was published after it that not all of it was looked through for repeats")
 	}
 }
 

@@ -35,6 +35,8 @@ type keySearch struct {
 	until time.Time // not included; zero: until now
 	most  int       // so many of the newest
 	look  uint64    // so many messages are looked through at most
+
+	events *strandmqv1.TraceRequest // which events of each are wanted
 }
 
 // keyFound is what a search found.
@@ -183,9 +185,10 @@ func (a *app) traceKey(ctx context.Context, api *clients, s keySearch) (*strandm
 	}
 	res := &strandmqv1.TraceResponse{}
 	for _, o := range f.offsets {
-		one, err := ask(ctx, api.trace.Trace, &strandmqv1.TraceRequest{Topic: s.topic, Which: &strandmqv1.TraceRequest_Place{
-			Place: &strandmqv1.MessagePlace{Partition: f.partition, Offset: o},
-		}})
+		one, err := ask(ctx, api.trace.Trace, &strandmqv1.TraceRequest{
+			Topic: s.topic, Limit: s.events.GetLimit(), Before: s.events.GetBefore(),
+			Which: &strandmqv1.TraceRequest_Place{Place: &strandmqv1.MessagePlace{Partition: f.partition, Offset: o}},
+		})
 		if isReason(err, "UNKNOWN_MESSAGE") {
 			continue // retention removed it meanwhile
 		}

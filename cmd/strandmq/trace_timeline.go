@@ -14,7 +14,7 @@ import (
 const timelineWidth = 48
 
 // timelineLegend says what the letters of a timeline are.
-const timelineLegend = "P published  = with a member  A acked  N nacked or rejected  L lapsed or session lost  r released  > still out  D dead-lettered  R replayed  * more"
+const timelineLegend = "P published  = with a member  A acked  N nacked or rejected  L lapsed or session lost  r released  > still out  ? left out  D dead-lettered  R replayed  * more"
 
 // marks are the letters of a timeline; what has none is a star.
 var marks = map[string]byte{
@@ -37,7 +37,13 @@ func bars(m *strandmqv1.MessageTrace) (out []bar, total time.Duration) {
 	var start time.Time
 	open := map[string]int{} // by group, its hand-out that has not ended
 	order := map[string]int{"": 0}
-	for _, e := range m.GetEvents() {
+	for i, e := range m.GetEvents() {
+		if m.GetCut() > 0 && i == int(m.GetCutAt()) {
+			for g, i := range open {
+				out[i].to, out[i].mark, out[i].what = total, '?', "how that ended is left out"
+				delete(open, g)
+			}
+		}
 		at := e.GetTime().AsTime()
 		if start.IsZero() {
 			start = at

@@ -236,8 +236,8 @@ func (d *dispatch) Read(ctx context.Context, id partition.PartitionID, from part
 }
 
 // Life implements partitionReader.
-func (d *dispatch) Life(ctx context.Context, id partition.PartitionID, o partition.Offset) (life, error) {
-	return look(ctx, d, id, func(a asked) (life, error) { return a.Life(ctx, id, o) })
+func (d *dispatch) Life(ctx context.Context, id partition.PartitionID, o partition.Offset, show consumer.Window) (life, error) {
+	return look(ctx, d, id, func(a asked) (life, error) { return a.Life(ctx, id, o, show) })
 }
 
 type nothing struct{}

@@ -137,8 +137,10 @@ func (r *remote) Read(ctx context.Context, id partition.PartitionID, from partit
 }
 
 // Life implements partitionReader.
-func (r *remote) Life(ctx context.Context, id partition.PartitionID, o partition.Offset) (life, error) {
-	res, err := r.parts.Life(ctx, &nodev1.LifeRequest{Partition: uint64(id), Offset: uint64(o)})
+func (r *remote) Life(ctx context.Context, id partition.PartitionID, o partition.Offset, show consumer.Window) (life, error) {
+	res, err := r.parts.Life(ctx, &nodev1.LifeRequest{
+		Partition: uint64(id), Offset: uint64(o), Before: uint64(show.Before), Limit: uint32(show.First + show.Last), First: uint32(show.First),
+	})
 	if err != nil {
 		return life{}, r.looked(ctx, id, err)
 	}

@@ -97,7 +97,7 @@ func rawsOf(batches [][]byte, n int) ([]record.Raw, error) {
 }
 
 func lifeTo(l life) *nodev1.LifeResponse {
-	out := &nodev1.LifeResponse{Message: messageTo(l.message), Truncated: l.truncated, EventsTruncated: l.groups.Truncated}
+	out := &nodev1.LifeResponse{Message: messageTo(l.message), Truncated: l.truncated, EventsTruncated: l.groups.Truncated, Cut: l.cut + l.groups.Cut}
 	for _, e := range l.publishes {
 		out.Publishes = append(out.Publishes, &nodev1.LifeEvent{TimeMs: int64(e.time), Index: uint64(e.at), What: e.what, Detail: e.detail})
 	}
@@ -117,7 +117,7 @@ func lifeFrom(r *nodev1.LifeResponse) (life, error) {
 	if err != nil {
 		return life{}, err
 	}
-	out := life{message: m, truncated: r.GetTruncated(), groups: consumer.Life{Truncated: r.GetEventsTruncated()}}
+	out := life{message: m, truncated: r.GetTruncated(), cut: r.GetCut(), groups: consumer.Life{Truncated: r.GetEventsTruncated()}}
 	for _, e := range r.GetPublishes() {
 		out.publishes = append(out.publishes, publishEvent{at: partition.Index(e.GetIndex()), time: partition.Millis(e.GetTimeMs()), what: e.GetWhat(), detail: e.GetDetail()})
 	}

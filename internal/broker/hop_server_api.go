@@ -184,7 +184,13 @@ func (s partitionServer) Read(ctx context.Context, req *nodev1.ReadRequest) (*no
 // Life implements nodev1connect.PartitionServiceHandler.
 func (s partitionServer) Life(ctx context.Context, req *nodev1.LifeRequest) (*nodev1.LifeResponse, error) {
 	return where(s.b, req.GetPartition(), func(l own, id partition.PartitionID) (*nodev1.LifeResponse, error) {
-		x, err := l.Life(ctx, id, partition.Offset(req.GetOffset()))
+		show := consumer.Window{Last: maxTraceEvents, Before: partition.Index(req.GetBefore())}
+		if n := int(req.GetLimit()); n > 0 { // a node of an earlier version does not say
+			show.Last = min(n, maxTraceEvents)
+			show.First = min(int(req.GetFirst()), show.Last)
+			show.Last -= show.First
+		}
+		x, err := l.Life(ctx, id, partition.Offset(req.GetOffset()), show)
 		if err != nil {
 			return nil, err
 		}

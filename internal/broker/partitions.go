@@ -52,7 +52,7 @@ type partitionReader interface {
 	// does not look for a leader that is not known.
 	Read(ctx context.Context, id partition.PartitionID, from partition.Offset, most, maxBytes int) (stretch, error)
 	// Life reads one message's life back.
-	Life(ctx context.Context, id partition.PartitionID, o partition.Offset) (life, error)
+	Life(ctx context.Context, id partition.PartitionID, o partition.Offset, show consumer.Window) (life, error)
 }
 
 // groupKeeper keeps a group in one partition's log: what it says is in the log
@@ -106,7 +106,8 @@ type life struct {
 	message   partition.Message
 	publishes []publishEvent
 	groups    consumer.Life
-	truncated bool
+	cut       uint64 // so many of the publishes were left out
+	truncated bool   // not all of the log was looked through for them
 }
 
 // publishEvent is a publish of a message, or a repeat of it that stored nothing.
@@ -220,7 +221,7 @@ func readKept(ctx context.Context, h logReader, id partition.PartitionID, from p
 }
 
 // Life implements partitionReader.
-func (l own) Life(ctx context.Context, id partition.PartitionID, o partition.Offset) (life, error) {
+func (l own) Life(ctx context.Context, id partition.PartitionID, o partition.Offset, show consumer.Window) (life, error) {
 	list, err := l.b.host.ReadAt(id, []partition.Offset{o})
 	if err != nil {
 		return life{}, err
@@ -229,10 +230,10 @@ func (l own) Life(ctx context.Context, id partition.PartitionID, o partition.Off
 		return life{}, errors.New("a message in the log's range cannot be read")
 	}
 	out := life{message: list[0]}
-	if out.publishes, out.truncated, err = l.b.publishes(ctx, id, list[0]); err != nil {
+	if out.publishes, out.cut, out.truncated, err = l.b.publishes(ctx, id, list[0], show); err != nil {
 		return life{}, err
 	}
-	out.groups, err = l.b.groups.Trace(ctx, id, o, maxTraceEvents)
+	out.groups, err = l.b.groups.Trace(ctx, id, o, show)
 	return out, err
 }
 

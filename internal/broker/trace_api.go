@@ -6,6 +6,7 @@ import (
 	"errors"
 	"slices"
 
+	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/plain"
 	"github.com/strandmq/strandmq/internal/record"
@@ -20,6 +21,7 @@ type traceAPI struct{ b *Broker }
 const (
 	maxTraced      = 20
 	maxTraceEvents = 1000
+	firstEvents    = 10        // of those, when there are more: how it began
 	maxTraceBytes  = 256 << 20 // of record batches looked through for repeats
 )
 
@@ -28,6 +30,9 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 	t, err := a.b.topic(req.GetTopic())
 	if err != nil {
 		return nil, err
+	}
+	if n := req.GetLimit(); n > maxTraceEvents {
+		return nil, refuse("BAD_VALUE", "limit", "%d is too many: ask for 1 to %d", n, maxTraceEvents)
 	}
 	ctx, held := maybeBehind(ctx)
 	var where []place
@@ -60,7 +65,7 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 	}
 	res := &strandmqv1.TraceResponse{}
 	for _, p := range where[:min(len(where), maxTraced)] {
-		m, err := a.b.trace(ctx, t, p)
+		m, err := a.b.trace(ctx, p, windowOf(req))
 		if err != nil {
 			return nil, err
 		}
@@ -70,18 +75,31 @@ func (a traceAPI) Trace(ctx context.Context, req *strandmqv1.TraceRequest) (*str
 	return res, nil
 }
 
+// windowOf is which events a request wants.
+func windowOf(req *strandmqv1.TraceRequest) consumer.Window {
+	show := consumer.Window{Last: int(req.GetLimit()), Before: partition.Index(req.GetBefore())}
+	if show.Last == 0 {
+		show.Last = maxTraceEvents
+	}
+	if show.Before == 0 {
+		show.First = min(firstEvents, show.Last/2)
+		show.Last -= show.First
+	}
+	return show
+}
+
 // trace puts one message's life together: its publish and repeats from the
 // batches of the log, the rest from the groups' commands, both in the log's
 // order.
-func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.MessageTrace, error) {
-	l, err := b.parts.Life(ctx, p.id, p.offset)
+func (b *Broker) trace(ctx context.Context, p place, show consumer.Window) (*strandmqv1.MessageTrace, error) {
+	l, err := b.parts.Life(ctx, p.id, p.offset, show)
 	if err != nil {
 		return nil, err
 	}
 	msg, life := l.message, l.groups
 	out := &strandmqv1.MessageTrace{
 		Message:   fromRecord(msg.Record, int64(msg.PublishTime), strandmqv1.BodyFormat_BODY_FORMAT_UNSPECIFIED),
-		Partition: uint32(p.number), Offset: uint64(p.offset), Truncated: l.truncated || life.Truncated,
+		Partition: uint32(p.number), Offset: uint64(p.offset), Truncated: l.truncated || life.Truncated, Cut: l.cut + life.Cut,
 	}
 	for _, e := range l.publishes {
 		out.Events = append(out.Events, &strandmqv1.TraceEvent{Time: timestampOrNil(int64(e.time)), LogIndex: uint64(e.at), What: e.what, Detail: e.detail})
@@ -98,6 +116,15 @@ func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.Mess
 		})
 	}
 	slices.SortStableFunc(out.Events, func(x, y *strandmqv1.TraceEvent) int { return cmp.Compare(x.GetLogIndex(), y.GetLogIndex()) })
+	// Each of the two has its first and its latest, so the first and the latest of all
+	// are among them.
+	if more := len(out.Events) - show.First - show.Last; more > 0 {
+		out.Events = slices.Delete(out.Events, show.First, show.First+more)
+		out.Cut += uint64(more)
+	}
+	if out.Cut > 0 {
+		out.Truncated, out.CutAt = true, uint32(show.First)
+	}
 	for _, s := range life.States {
 		out.States = append(out.States, &strandmqv1.TraceState{Group: s.Name, State: s.State, Attempts: s.Attempts, Detail: valid(s.Detail)})
 	}
@@ -106,12 +133,18 @@ func (b *Broker) trace(ctx context.Context, t *topic, p place) (*strandmqv1.Mess
 
 // publishes finds a message's publish and, if it has an id, the repeats of it
 // that stored nothing. It looks through a bounded part of the log.
-func (b *Broker) publishes(ctx context.Context, id partition.PartitionID, msg partition.Message) (out []publishEvent, truncated bool, err error) {
+func (b *Broker) publishes(ctx context.Context, id partition.PartitionID, msg partition.Message, show consumer.Window) (out []publishEvent, cut uint64, truncated bool, err error) {
 	first, err := b.host.IndexOf(id, msg.Offset)
 	if err != nil {
-		return nil, false, err
+		return nil, 0, false, err
 	}
 	event := func(e partition.LogEntry, what, detail string) {
+		if show.Before > 0 && e.Index >= show.Before {
+			return
+		}
+		if n := len(out) - show.First - show.Last; n > show.Last { // twice the latest, so that making room is rare
+			out, cut = slices.Delete(out, show.First, show.First+n), cut+uint64(n)
+		}
 		out = append(out, publishEvent{e.Index, e.Time, what, detail})
 	}
 	looked, found := 0, false
@@ -120,7 +153,7 @@ func (b *Broker) publishes(ctx context.Context, id partition.PartitionID, msg pa
 		if e.Kind != partition.Batches {
 			return true
 		}
-		if looked += len(e.Data); looked > maxTraceBytes || len(out) >= maxTraceEvents {
+		if looked += len(e.Data); looked > maxTraceBytes {
 			truncated = true
 			return false
 		}
@@ -156,5 +189,8 @@ func (b *Broker) publishes(ctx context.Context, id partition.PartitionID, msg pa
 		})
 		return true
 	})
-	return out, truncated, errors.Join(err, broken)
+	if n := len(out) - show.First - show.Last; n > 0 {
+		out, cut = slices.Delete(out, show.First, show.First+n), cut+uint64(n)
+	}
+	return out, cut, truncated, errors.Join(err, broken)
 }

@@ -2088,7 +2088,13 @@ type LifeRequest struct {
 	// The partition.
 	Partition uint64 `protobuf:"varint,1,opt,name=partition,proto3" json:"partition,omitempty"`
 	// The message.
-	Offset        uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	Offset uint64 `protobuf:"varint,2,opt,name=offset,proto3" json:"offset,omitempty"`
+	// Only events before this entry; 0: all.
+	Before uint64 `protobuf:"varint,3,opt,name=before,proto3" json:"before,omitempty"`
+	// So many events at most: the first so many, and the latest. 0: 1,000, none of the first.
+	Limit uint32 `protobuf:"varint,4,opt,name=limit,proto3" json:"limit,omitempty"`
+	// The first.
+	First         uint32 `protobuf:"varint,5,opt,name=first,proto3" json:"first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2137,6 +2143,27 @@ func (x *LifeRequest) GetOffset() uint64 {
 	return 0
 }
 
+func (x *LifeRequest) GetBefore() uint64 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
+func (x *LifeRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
+}
+
+func (x *LifeRequest) GetFirst() uint32 {
+	if x != nil {
+		return x.First
+	}
+	return 0
+}
+
 // LifeResponse is it.
 type LifeResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2152,8 +2179,10 @@ type LifeResponse struct {
 	States []*LifeState `protobuf:"bytes,5,rep,name=states,proto3" json:"states,omitempty"`
 	// There were more events of the groups.
 	EventsTruncated bool `protobuf:"varint,6,opt,name=events_truncated,json=eventsTruncated,proto3" json:"events_truncated,omitempty"`
-	unknownFields   protoimpl.UnknownFields
-	sizeCache       protoimpl.SizeCache
+	// So many of the events of both kinds are left out.
+	Cut           uint64 `protobuf:"varint,7,opt,name=cut,proto3" json:"cut,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *LifeResponse) Reset() {
@@ -2226,6 +2255,13 @@ func (x *LifeResponse) GetEventsTruncated() bool {
 		return x.EventsTruncated
 	}
 	return false
+}
+
+func (x *LifeResponse) GetCut() uint64 {
+	if x != nil {
+		return x.Cut
+	}
+	return 0
 }
 
 // LogGroupRequest is a group as it is to be.
@@ -3464,17 +3500,21 @@ const file_node_v1_partition_proto_rawDesc = "" +
 	"\tmax_bytes\x18\x04 \x01(\x04R\bmaxBytes\"k\n" +
 	"\fReadResponse\x12,\n" +
 	"\bmessages\x18\x01 \x03(\v2\x10.node.v1.MessageR\bmessages\x12-\n" +
-	"\bposition\x18\x02 \x01(\v2\x11.node.v1.PositionR\bposition\"C\n" +
+	"\bposition\x18\x02 \x01(\v2\x11.node.v1.PositionR\bposition\"\x87\x01\n" +
 	"\vLifeRequest\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12\x16\n" +
-	"\x06offset\x18\x02 \x01(\x04R\x06offset\"\x8d\x02\n" +
+	"\x06offset\x18\x02 \x01(\x04R\x06offset\x12\x16\n" +
+	"\x06before\x18\x03 \x01(\x04R\x06before\x12\x14\n" +
+	"\x05limit\x18\x04 \x01(\rR\x05limit\x12\x14\n" +
+	"\x05first\x18\x05 \x01(\rR\x05first\"\x9f\x02\n" +
 	"\fLifeResponse\x12*\n" +
 	"\amessage\x18\x01 \x01(\v2\x10.node.v1.MessageR\amessage\x120\n" +
 	"\tpublishes\x18\x02 \x03(\v2\x12.node.v1.LifeEventR\tpublishes\x12\x1c\n" +
 	"\ttruncated\x18\x03 \x01(\bR\ttruncated\x12*\n" +
 	"\x06events\x18\x04 \x03(\v2\x12.node.v1.LifeEventR\x06events\x12*\n" +
 	"\x06states\x18\x05 \x03(\v2\x12.node.v1.LifeStateR\x06states\x12)\n" +
-	"\x10events_truncated\x18\x06 \x01(\bR\x0feventsTruncated\"l\n" +
+	"\x10events_truncated\x18\x06 \x01(\bR\x0feventsTruncated\x12\x10\n" +
+	"\x03cut\x18\a \x01(\x04R\x03cut\"l\n" +
 	"\x0fLogGroupRequest\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\x04R\tpartition\x12$\n" +
 	"\x05group\x18\x02 \x01(\v2\x0e.node.v1.GroupR\x05group\x12\x15\n" +

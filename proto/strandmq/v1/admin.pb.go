@@ -4502,7 +4502,12 @@ type TraceRequest struct {
 	//
 	//	*TraceRequest_Id
 	//	*TraceRequest_Place
-	Which         isTraceRequest_Which `protobuf_oneof:"which"`
+	Which isTraceRequest_Which `protobuf_oneof:"which"`
+	// Only events before this position of the log, to page back. 0: all.
+	Before uint64 `protobuf:"varint,4,opt,name=before,proto3" json:"before,omitempty"`
+	// The most events of a message to answer, 1 to 1,000: its first 10, unless before is
+	// set, and the latest. 0: 1,000.
+	Limit         uint32 `protobuf:"varint,5,opt,name=limit,proto3" json:"limit,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4567,6 +4572,20 @@ func (x *TraceRequest) GetPlace() *MessagePlace {
 		}
 	}
 	return nil
+}
+
+func (x *TraceRequest) GetBefore() uint64 {
+	if x != nil {
+		return x.Before
+	}
+	return 0
+}
+
+func (x *TraceRequest) GetLimit() uint32 {
+	if x != nil {
+		return x.Limit
+	}
+	return 0
 }
 
 type isTraceRequest_Which interface {
@@ -4656,8 +4675,13 @@ type MessageTrace struct {
 	Events []*TraceEvent `protobuf:"bytes,4,rep,name=events,proto3" json:"events,omitempty"`
 	// Where it stands in each group.
 	States []*TraceState `protobuf:"bytes,5,rep,name=states,proto3" json:"states,omitempty"`
-	// The events were cut at a limit.
-	Truncated     bool `protobuf:"varint,6,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	// Events are missing: cut of them, or repeats of a publish that so much came after
+	// that they were not looked for.
+	Truncated bool `protobuf:"varint,6,opt,name=truncated,proto3" json:"truncated,omitempty"`
+	// So many events were left out.
+	Cut uint64 `protobuf:"varint,7,opt,name=cut,proto3" json:"cut,omitempty"`
+	// They were before the event of this place in events.
+	CutAt         uint32 `protobuf:"varint,8,opt,name=cut_at,json=cutAt,proto3" json:"cut_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4732,6 +4756,20 @@ func (x *MessageTrace) GetTruncated() bool {
 		return x.Truncated
 	}
 	return false
+}
+
+func (x *MessageTrace) GetCut() uint64 {
+	if x != nil {
+		return x.Cut
+	}
+	return 0
+}
+
+func (x *MessageTrace) GetCutAt() uint32 {
+	if x != nil {
+		return x.CutAt
+	}
+	return 0
 }
 
 // TraceEvent is one thing that happened to a message.
@@ -4844,8 +4882,7 @@ type TraceState struct {
 	// skipped.
 	State string `protobuf:"bytes,2,opt,name=state,proto3" json:"state,omitempty"`
 	// Attempts so far, since it was replayed or the group was reset to before it,
-	// if that was; of what is acked or skipped too, but 0 there if the trace was
-	// truncated.
+	// if that was; of what is acked or skipped too.
 	Attempts uint32 `protobuf:"varint,3,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// Details: who holds it, until when, what it waits for.
 	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
@@ -6004,22 +6041,26 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\aconfirm\x18\x04 \x01(\tR\aconfirm\"k\n" +
 	"\x1aDiscardDeadLettersResponse\x12\x1c\n" +
 	"\tdiscarded\x18\x01 \x01(\x04R\tdiscarded\x12/\n" +
-	"\bleft_out\x18\x02 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"r\n" +
+	"\bleft_out\x18\x02 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\"\xa0\x01\n" +
 	"\fTraceRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x10\n" +
 	"\x02id\x18\x02 \x01(\tH\x00R\x02id\x121\n" +
-	"\x05place\x18\x03 \x01(\v2\x19.strandmq.v1.MessagePlaceH\x00R\x05placeB\a\n" +
+	"\x05place\x18\x03 \x01(\v2\x19.strandmq.v1.MessagePlaceH\x00R\x05place\x12\x16\n" +
+	"\x06before\x18\x04 \x01(\x04R\x06before\x12\x14\n" +
+	"\x05limit\x18\x05 \x01(\rR\x05limitB\a\n" +
 	"\x05which\"^\n" +
 	"\rTraceResponse\x125\n" +
 	"\bmessages\x18\x01 \x03(\v2\x19.strandmq.v1.MessageTraceR\bmessages\x12\x16\n" +
-	"\x06behind\x18\x02 \x01(\tR\x06behind\"\xf4\x01\n" +
+	"\x06behind\x18\x02 \x01(\tR\x06behind\"\x9d\x02\n" +
 	"\fMessageTrace\x12.\n" +
 	"\amessage\x18\x01 \x01(\v2\x14.strandmq.v1.MessageR\amessage\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x16\n" +
 	"\x06offset\x18\x03 \x01(\x04R\x06offset\x12/\n" +
 	"\x06events\x18\x04 \x03(\v2\x17.strandmq.v1.TraceEventR\x06events\x12/\n" +
 	"\x06states\x18\x05 \x03(\v2\x17.strandmq.v1.TraceStateR\x06states\x12\x1c\n" +
-	"\ttruncated\x18\x06 \x01(\bR\ttruncated\"\xcd\x01\n" +
+	"\ttruncated\x18\x06 \x01(\bR\ttruncated\x12\x10\n" +
+	"\x03cut\x18\a \x01(\x04R\x03cut\x12\x15\n" +
+	"\x06cut_at\x18\b \x01(\rR\x05cutAt\"\xcd\x01\n" +
 	"\n" +
 	"TraceEvent\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
