@@ -349,7 +349,10 @@ func (g *group) where(o partition.Offset, hash uint64, now partition.Millis) Mes
 			}
 		}
 		if e.replayed {
-			res.Detail += "; replayed"
+			if res.Detail != "" {
+				res.Detail += "; "
+			}
+			res.Detail += "replayed"
 		}
 		return res
 	}

@@ -309,8 +309,9 @@ func (a *app) groupDescribe() *cobra.Command {
 		Short: "Show a group's policy, members, counts, and why anything stalls",
 		Long: `Shows a group's policy and members, and splits each partition's messages into
 ready, blocked by an earlier one of their key, in flight, backing off, parked
-behind a dead letter, dead, acked, skipped, and not scanned yet. The numbers of a
-partition are taken at one position of its log and add up. For whatever waits, it
+behind a dead letter, dead, acked, skipped (by a reset, a discard, or retention), and
+not scanned yet. The numbers of a partition are taken at one position of its log and
+add up. For whatever waits, it
 names the key, the offset and until when; for what retention took before it was
 settled, how many, which, and why.`,
 		Example: `  strandmq group describe orders billing
