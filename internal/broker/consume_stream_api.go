@@ -40,7 +40,7 @@ func (a consumeAPI) Subscribe(ctx context.Context, req *strandmqv1.SubscribeRequ
 		err := m.readable(f.deliveries, func(ds []*strandmqv1.Delivery) error {
 			out := &strandmqv1.SubscribeResponse{Deliveries: ds, Assignment: f.assignment, IdleReason: f.idle}
 			if f.first {
-				out.Session = sessionText(coordinator.GroupID(m.group), m.member, m.session)
+				out.Session, out.SessionTimeoutMs = sessionText(coordinator.GroupID(m.group), m.member, m.session), a.b.cfg.SessionTimeout.Milliseconds()
 			}
 			f.first, f.assignment = false, nil
 			return stream.Send(out)

@@ -32,6 +32,24 @@ export interface SubscribeOptions {
 /** A stream that lived so long did work, whatever it carried: the next one may be opened at once. */
 const livedMs = 5_000;
 
+/** How long a broker may be silent that has not said how often it sends something. */
+const silentMs = 30_000;
+
+/** What comes, until nothing has come for ms(). Time that the reader takes does not count. */
+async function* heard<T>(frames: AsyncIterable<T>, ms: () => number): AsyncGenerator<T, void, undefined> {
+  const it = frames[Symbol.asyncIterator]();
+  for (;;) {
+    let timer: ReturnType<typeof setTimeout> | undefined;
+    const silence = new Promise<never>((_, reject) => {
+      const limit = ms();
+      timer = setTimeout(() => reject(new StrandMQError("NO_ANSWER", `the broker has sent nothing for ${limit} ms`)), limit);
+    });
+    const next = await Promise.race([it.next(), silence]).finally(() => clearTimeout(timer));
+    if (next.done) return;
+    yield next.value;
+  }
+}
+
 type Service = Client<typeof ConsumeService>;
 
 /** settler settles deliveries of a group by their tokens. */
@@ -82,12 +100,17 @@ export async function* subscribe(service: Service, o: SubscribeOptions): AsyncGe
   try {
     while (!signal?.aborted) {
       let opened = Infinity;
+      let silent = silentMs;
+      const one = new AbortController(); // ends this stream, also one that is silent
+      const end = () => one.abort();
+      stop.signal.addEventListener("abort", end, { once: true });
       try {
         const request = { topic, group, member, createGroup, window, bodyFormat: BodyFormat.BYTES };
-        for await (const frame of service.subscribe(request, { signal: stop.signal })) {
+        for await (const frame of heard(service.subscribe(request, { signal: one.signal }), () => silent)) {
           if (frame.session) {
             session = frame.session;
             opened = Date.now();
+            if (frame.sessionTimeoutMs > 0n) silent = Number(frame.sessionTimeoutMs);
           }
           if (frame.deliveries.length > 0) backoff.reset();
           for (const d of frame.deliveries) {
@@ -105,6 +128,8 @@ export async function* subscribe(service: Service, o: SubscribeOptions): AsyncGe
         if (!e.retryable) throw e;
         if (Date.now() - opened > livedMs) backoff.reset();
         o.onReconnect?.(e);
+        end();
+        stop.signal.removeEventListener("abort", end);
         await sleep(backoff.wait(e), signal).catch(() => undefined);
       }
     }

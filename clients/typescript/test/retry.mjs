@@ -90,7 +90,8 @@ async function waits(...frames) {
   const now = Date.now;
   const start = now();
   Date.now = () => start; // however long a busy machine takes, no stream lives long
-  globalThis.setTimeout = (fn, ms, ...args) => (waited.push(ms), after(fn, 0, ...args)); // nobody waits here
+  // Nobody waits here, but for a broker that is silent.
+  globalThis.setTimeout = (fn, ms, ...args) => (ms >= 30_000 ? after(fn, ms, ...args) : (waited.push(ms), after(fn, 0, ...args)));
   let broke = 0;
   const onReconnect = () => ++broke === 7 && stop.abort();
   try {
@@ -105,4 +106,50 @@ const opening = await waits({ session: "s" });
 assert.ok(opening[5] >= 1_600, `streams that open and break are opened again after ${opening} ms`);
 const working = await waits({ session: "s" }, { deliveries: [{}] });
 assert.ok(Math.max(...working) <= 100, `streams that bring deliveries are opened again after ${working} ms`);
+// A broker that is silent for a session timeout is given up, and not while the reader is busy.
+{
+  const timeout = 12_345;
+  const after = globalThis.setTimeout;
+  const clear = globalThis.clearTimeout;
+  const watches = new Map(); // those for silence; they end here, not in time
+  globalThis.setTimeout = (fn, ms, ...args) => {
+    if (ms !== timeout) return after(fn, ms, ...args);
+    const name = Symbol("watch");
+    watches.set(name, fn);
+    return name;
+  };
+  globalThis.clearTimeout = (name) => (typeof name === "symbol" ? watches.delete(name) : clear(name));
+  let got = 0;
+  let streams = 0;
+  let closed = 0;
+  const silence = () => {
+    if (got < 1 || watches.size < 1) return void after(silence, 1); // until the reader waits for more
+    for (const fn of watches.values()) fn();
+  };
+  const transport = createRouterTransport((router) =>
+    router.service(ConsumeService, {
+      async *subscribe(_, context) {
+        const first = ++streams === 1;
+        yield { session: "s", sessionTimeoutMs: BigInt(timeout) };
+        yield { deliveries: [{}] };
+        if (first) silence();
+        await new Promise((resolve) => context.signal.addEventListener("abort", resolve));
+        closed++;
+      },
+      leave: () => ({}),
+    }),
+  );
+  const why = [];
+  try {
+    for await (const _ of new StrandMQ(transport).subscribe({ topic: "t", group: "g", onReconnect: (e) => why.push(e.message) })) {
+      assert.equal(watches.size, 0, "the reader's time counts as the broker's");
+      if (++got === 2) break;
+    }
+  } finally {
+    globalThis.setTimeout = after;
+    globalThis.clearTimeout = clear;
+  }
+  assert.deepEqual(why, [`the broker has sent nothing for ${timeout} ms`]);
+  while (closed < 1) await new Promise((resolve) => setTimeout(resolve, 1)); // the silent stream is ended
+}
 console.log("retry ok");

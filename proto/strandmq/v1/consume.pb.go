@@ -1348,9 +1348,13 @@ type SubscribeResponse struct {
 	// The assignment: in the first frame, and when it changed.
 	Assignment *Assignment `protobuf:"bytes,3,opt,name=assignment,proto3" json:"assignment,omitempty"`
 	// In a frame without deliveries: why there are none.
-	IdleReason    string `protobuf:"bytes,4,opt,name=idle_reason,json=idleReason,proto3" json:"idle_reason,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	IdleReason string `protobuf:"bytes,4,opt,name=idle_reason,json=idleReason,proto3" json:"idle_reason,omitempty"`
+	// The session ends when the client reads nothing for this long, in milliseconds;
+	// a broker that sends nothing for this long is not there any more. In the first
+	// frame.
+	SessionTimeoutMs int64 `protobuf:"varint,5,opt,name=session_timeout_ms,json=sessionTimeoutMs,proto3" json:"session_timeout_ms,omitempty"`
+	unknownFields    protoimpl.UnknownFields
+	sizeCache        protoimpl.SizeCache
 }
 
 func (x *SubscribeResponse) Reset() {
@@ -1409,6 +1413,13 @@ func (x *SubscribeResponse) GetIdleReason() string {
 		return x.IdleReason
 	}
 	return ""
+}
+
+func (x *SubscribeResponse) GetSessionTimeoutMs() int64 {
+	if x != nil {
+		return x.SessionTimeoutMs
+	}
+	return 0
 }
 
 // Assignment is the partitions given to a member.
@@ -2170,7 +2181,7 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"\fcreate_group\x18\x04 \x01(\bR\vcreateGroup\x128\n" +
 	"\vbody_format\x18\x05 \x01(\x0e2\x17.strandmq.v1.BodyFormatR\n" +
 	"bodyFormat\x12\x16\n" +
-	"\x06window\x18\x06 \x01(\rR\x06window\"\xbe\x01\n" +
+	"\x06window\x18\x06 \x01(\rR\x06window\"\xec\x01\n" +
 	"\x11SubscribeResponse\x12\x18\n" +
 	"\asession\x18\x01 \x01(\tR\asession\x125\n" +
 	"\n" +
@@ -2180,7 +2191,8 @@ const file_strandmq_v1_consume_proto_rawDesc = "" +
 	"assignment\x18\x03 \x01(\v2\x17.strandmq.v1.AssignmentR\n" +
 	"assignment\x12\x1f\n" +
 	"\vidle_reason\x18\x04 \x01(\tR\n" +
-	"idleReason\"A\n" +
+	"idleReason\x12,\n" +
+	"\x12session_timeout_ms\x18\x05 \x01(\x03R\x10sessionTimeoutMs\"A\n" +
 	"\n" +
 	"Assignment\x123\n" +
 	"\x06shares\x18\x01 \x03(\v2\x1b.strandmq.v1.PartitionShareR\x06shares\"\xbe\x01\n" +
