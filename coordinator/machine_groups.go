@@ -171,7 +171,7 @@ func (mc *machine) deleteGroup(c *storagev1.DeleteGroup) *result {
 	}
 	next := *g
 	next.Phase = Deleting
-	mc.setMembers(&next, nil)
+	mc.setMembers(&next, nil, "the group is deleted")
 	return &result{group: &next}
 }
 
@@ -219,7 +219,7 @@ func (mc *machine) join(c *storagev1.Join) *result {
 		back, next := *old, *g
 		back.Away = false
 		back.Draining = old.Draining && stays
-		mc.setMembers(&next, with(g.Members, &back, memberName))
+		mc.setMembers(&next, with(g.Members, &back, memberName), memberIs(c.Member, "is back"))
 		r := &result{topic: mc.topicOf(&next), group: &next}
 		r.member, _ = next.Member(c.Member)
 		return r
@@ -238,12 +238,14 @@ func (mc *machine) join(c *storagev1.Join) *result {
 	mc.next.session++
 	mc.edit().lastSession = mb.Session
 	r := &result{}
+	why := memberIs(c.Member, "joined")
 	if ok {
+		why = memberIs(c.Member, "joined anew")
 		mb.Shares = old.Shares
 		r.replaced = old.Session
 	}
 	next := *g
-	mc.setMembers(&next, with(members, mb, memberName))
+	mc.setMembers(&next, with(members, mb, memberName), why)
 	r.topic, r.group = mc.topicOf(&next), &next
 	r.member, _ = next.Member(c.Member)
 	return r
@@ -260,7 +262,7 @@ func (mc *machine) leave(c *storagev1.Leave) *result {
 	}
 	next := *g
 	if !c.Drain {
-		mc.setMembers(&next, without(g.Members, c.Member, memberName))
+		mc.setMembers(&next, without(g.Members, c.Member, memberName), memberIs(c.Member, "left"))
 		return &result{group: &next}
 	}
 	if m.Draining && !m.Away {
@@ -268,10 +270,23 @@ func (mc *machine) leave(c *storagev1.Leave) *result {
 	}
 	drains := *m
 	drains.Draining, drains.Away = true, false // it was heard of just now
-	mc.setMembers(&next, with(g.Members, &drains, memberName))
+	mc.setMembers(&next, with(g.Members, &drains, memberName), memberIs(c.Member, "drains"))
 	r := &result{topic: mc.topicOf(&next), group: &next}
 	r.member, _ = next.Member(c.Member)
 	return r
+}
+
+func memberIs(name, what string) string { return fmt.Sprintf("member %s %s", plain.Quote(name), what) }
+
+// silence tells of members that are heard of no more.
+func silence(names []string) string {
+	switch len(names) {
+	case 0:
+		return "members that drain are not heard of"
+	case 1:
+		return memberIs(names[0], "is not heard of")
+	}
+	return fmt.Sprintf("%s and %d more", memberIs(names[0], "is not heard of"), len(names)-1)
 }
 
 // longestAway is, of the members that are away, the one with the oldest session;
@@ -331,7 +346,7 @@ func (mc *machine) expire(c *storagev1.Expire) *result {
 			}
 		}
 		next := *g
-		mc.setMembers(&next, members)
+		mc.setMembers(&next, members, silence(append(ended, away...)))
 		h := Happening{Topic: mc.topicOf(g).Name, Group: g.Name}
 		if n := len(ended); n > 0 {
 			h.Kind, h.Count, h.Text = MemberExpired, uint64(n), "not heard of, and its session ended: "+ended[n-1]
@@ -346,8 +361,8 @@ func (mc *machine) expire(c *storagev1.Expire) *result {
 }
 
 // setMembers gives g, a new value of a group, its members, assigns the
-// partitions anew, and puts the group into the map.
-func (mc *machine) setMembers(g *Group, members []*Member) {
+// partitions anew, notes why, and puts the group into the map.
+func (mc *machine) setMembers(g *Group, members []*Member, why string) {
 	before := g.Members
 	g.Members = slices.Clone(members)
 	var held [][]Share
@@ -380,6 +395,7 @@ func (mc *machine) setMembers(g *Group, members []*Member) {
 		}
 	}
 	g.Generation++
+	g.Changed, g.Why = mc.clock, why
 	mc.edit().sessions += len(g.Members) - len(before)
 	mc.putGroup(g)
 }

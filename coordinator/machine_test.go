@@ -389,6 +389,48 @@ func TestLimits(t *testing.T) {
 
 // An expiry is checked when it is applied: whatever happened between the
 // leader's look at its clock and the commit wins.
+// A group tells when its partitions were assigned as they are, and why.
+func TestWhyAssigned(t *testing.T) {
+	mc := newMachine()
+	must(t, mc, createTopic("a", 2))
+	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishTopic{FinishTopic: &storagev1.FinishTopic{TopicId: 1}}})
+	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: 1, Name: "g"}}})
+	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishGroup{FinishGroup: &storagev1.FinishGroup{GroupId: 1, Revision: 1}}})
+	now := int64(1000)
+	does := func(c *storagev1.MetadataCommand, want string) uint64 {
+		t.Helper()
+		now++
+		c.NowMs = now
+		r := must(t, mc, c)
+		g, _ := mc.m.GroupByID(1)
+		if g.Why != want || int64(g.Changed) != now {
+			t.Errorf("assigned at %d, for %s; want %d, %s", g.Changed, g.Why, now, want)
+		}
+		if r.member != nil {
+			return r.member.Session
+		}
+		return 0
+	}
+	leave := func(member string, session uint64, drain bool) *storagev1.MetadataCommand {
+		return &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Leave{Leave: &storagev1.Leave{GroupId: 1, Member: member, Session: session, Drain: drain}}}
+	}
+	expire := func(refs ...*storagev1.SessionRef) *storagev1.MetadataCommand {
+		for _, r := range refs {
+			r.GroupId = 1
+		}
+		return &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Expire{Expire: &storagev1.Expire{Sessions: refs}}}
+	}
+	does(join(1, "x"), `member "x" joined`)
+	x := does(join(1, "x"), `member "x" joined anew`)
+	y := does(join(1, "y"), `member "y" joined`)
+	z := does(join(1, "z"), `member "z" joined`)
+	does(leave("z", z, true), `member "z" drains`)
+	does(leave("z", z, false), `member "z" left`)
+	does(expire(&storagev1.SessionRef{Member: "x", Session: x}, &storagev1.SessionRef{Member: "y", Session: y}), `member "x" is not heard of and 1 more`)
+	does(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Join{Join: &storagev1.Join{GroupId: 1, Member: "x", Keep: true, Session: x}}}, `member "x" is back`)
+	does(expire(&storagev1.SessionRef{Member: "y", Session: y, Away: true}), `member "y" is not heard of`)
+}
+
 func TestExpiryIsCheckedAtApply(t *testing.T) {
 	mc := newMachine()
 	must(t, mc, createTopic("a", 2))

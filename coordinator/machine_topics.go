@@ -175,7 +175,7 @@ func (mc *machine) deleteTopic(c *storagev1.DeleteTopic) *result {
 	for _, g := range t.groups {
 		if len(g.Members) > 0 {
 			next := *g
-			mc.setMembers(&next, nil)
+			mc.setMembers(&next, nil, "the topic is deleted")
 		}
 	}
 	next, _ := mc.m.TopicByID(t.ID)

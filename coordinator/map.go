@@ -131,8 +131,11 @@ type Group struct {
 	// last revision that every partition has logged; 0 is none. Between the two a change
 	// is on its way.
 	Revision, Logged uint64
-	// Generation counts the changes of members and assignment.
+	// Generation counts the changes of members and assignment. Changed is when the last one
+	// was, and Why what it was for, such as: member a joined.
 	Generation uint64
+	Changed    partition.Millis
+	Why        string
 	Members    []*Member // by name
 }
 

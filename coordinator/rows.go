@@ -148,7 +148,7 @@ func groupRow(g *Group) *storagev1.GroupRow {
 	return &storagev1.GroupRow{
 		Id: uint64(g.ID), TopicId: uint64(g.Topic), Name: g.Name, Phase: storagev1.Phase(g.Phase),
 		Policy: g.Policy, Paused: g.Paused, Start: g.Start, CreatedMs: int64(g.Created),
-		Revision: g.Revision, Logged: g.Logged, Generation: g.Generation,
+		Revision: g.Revision, Logged: g.Logged, Generation: g.Generation, ChangedMs: int64(g.Changed), Why: g.Why,
 	}
 }
 
@@ -265,7 +265,7 @@ func (mc *machine) takeGroup(value []byte) error {
 	g := &Group{
 		ID: GroupID(row.Id), Topic: TopicID(row.TopicId), Name: row.Name, Phase: Phase(row.Phase),
 		Policy: row.Policy, Paused: row.Paused, Start: row.Start, Created: partition.Millis(row.CreatedMs),
-		Revision: row.Revision, Logged: row.Logged, Generation: row.Generation,
+		Revision: row.Revision, Logged: row.Logged, Generation: row.Generation, Changed: partition.Millis(row.ChangedMs), Why: row.Why,
 	}
 	if g.Phase < Creating || g.Phase > Deleting || g.Policy == nil || g.Start == nil {
 		return fmt.Errorf("phase %d, policy %v, start %v", row.Phase, row.Policy, row.Start)

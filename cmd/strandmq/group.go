@@ -313,7 +313,8 @@ behind a dead letter, dead, acked, skipped (by a reset, a discard, or retention)
 not scanned yet. The numbers of a partition are taken at one position of its log and
 add up. For whatever waits, it
 names the key, the offset and until when; for what retention took before it was
-settled, how many, which, and why.`,
+settled, how many, which, and why. Behind the members it says when and why the
+partitions were assigned anew, such as that a member joined.`,
 		Example: `  strandmq group describe orders billing
   strandmq group describe orders billing --output json | jq .counts`,
 		Args: exact("TOPIC", "GROUP"),
@@ -379,6 +380,9 @@ func (a *app) groupDescription(res *strandmqv1.DescribeGroupResponse) error {
 		fmt.Fprintln(a.out, "members: none")
 	} else if err := a.printTable(&members, ""); err != nil {
 		return err
+	}
+	if x := res.GetAssignment(); x.GetReason() != "" {
+		fmt.Fprintf(a.out, "assigned by generation %d, %s: %s\n", x.GetGeneration(), stamp(x.GetChanged()), x.GetReason())
 	}
 	losses := table.Table{Head: []string{"PARTITION", "LOST", "FIRST", "LAST", "TO THE LIMIT OF", "FROM", "UNTIL"}, Right: []int{0, 1, 2, 3}}
 	copies := table.Table{Head: []string{"PARTITION", "COPIED DEAD LETTERS", "SIZE"}, Right: []int{0, 1, 2}}

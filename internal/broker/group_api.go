@@ -93,6 +93,7 @@ func (a groupAPI) DescribeGroup(ctx context.Context, req *strandmqv1.DescribeGro
 		return nil, err
 	}
 	res := &strandmqv1.DescribeGroupResponse{Group: groupProto(t.Name, g), Counts: sum(states, r), LeftOut: r.out, Behind: held.words(a.b)}
+	res.Assignment = &strandmqv1.GroupAssignment{Generation: g.Generation, Changed: timestampOrNil(int64(g.Changed)), Reason: g.Why}
 	holds := map[string]uint64{}
 	for i, s := range states {
 		out := &strandmqv1.GroupPartition{

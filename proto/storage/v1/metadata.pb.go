@@ -3924,7 +3924,11 @@ type GroupRow struct {
 	// Counts the changes of members and assignment.
 	Generation uint64 `protobuf:"varint,10,opt,name=generation,proto3" json:"generation,omitempty"`
 	// When it was begun.
-	CreatedMs     int64 `protobuf:"varint,11,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	CreatedMs int64 `protobuf:"varint,11,opt,name=created_ms,json=createdMs,proto3" json:"created_ms,omitempty"`
+	// When members or assignment changed last.
+	ChangedMs int64 `protobuf:"varint,12,opt,name=changed_ms,json=changedMs,proto3" json:"changed_ms,omitempty"`
+	// Why they did.
+	Why           string `protobuf:"bytes,13,opt,name=why,proto3" json:"why,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4034,6 +4038,20 @@ func (x *GroupRow) GetCreatedMs() int64 {
 		return x.CreatedMs
 	}
 	return 0
+}
+
+func (x *GroupRow) GetChangedMs() int64 {
+	if x != nil {
+		return x.ChangedMs
+	}
+	return 0
+}
+
+func (x *GroupRow) GetWhy() string {
+	if x != nil {
+		return x.Why
+	}
+	return ""
 }
 
 // MemberRow is the row of a member with a session.
@@ -4491,7 +4509,7 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	"\n" +
 	"LeavingRow\x12\x18\n" +
 	"\areplica\x18\x01 \x01(\x04R\areplica\x12\x10\n" +
-	"\x03out\x18\x02 \x01(\bR\x03out\"\xe1\x02\n" +
+	"\x03out\x18\x02 \x01(\bR\x03out\"\x92\x03\n" +
 	"\bGroupRow\x12\x0e\n" +
 	"\x02id\x18\x01 \x01(\x04R\x02id\x12\x19\n" +
 	"\btopic_id\x18\x02 \x01(\x04R\atopicId\x12\x12\n" +
@@ -4507,7 +4525,10 @@ const file_storage_v1_metadata_proto_rawDesc = "" +
 	" \x01(\x04R\n" +
 	"generation\x12\x1d\n" +
 	"\n" +
-	"created_ms\x18\v \x01(\x03R\tcreatedMs\"\xe7\x01\n" +
+	"created_ms\x18\v \x01(\x03R\tcreatedMs\x12\x1d\n" +
+	"\n" +
+	"changed_ms\x18\f \x01(\x03R\tchangedMs\x12\x10\n" +
+	"\x03why\x18\r \x01(\tR\x03why\"\xe7\x01\n" +
 	"\tMemberRow\x12\x19\n" +
 	"\bgroup_id\x18\x01 \x01(\x04R\agroupId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x18\n" +

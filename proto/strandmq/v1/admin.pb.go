@@ -2225,7 +2225,9 @@ type DescribeGroupResponse struct {
 	LeftOut []*LeftOut `protobuf:"bytes,5,rep,name=left_out,json=leftOut,proto3" json:"left_out,omitempty"`
 	// Not empty: too few nodes are there, so this is what the node that answers holds,
 	// and it may be behind. It says of what, and which nodes are missing.
-	Behind        string `protobuf:"bytes,6,opt,name=behind,proto3" json:"behind,omitempty"`
+	Behind string `protobuf:"bytes,6,opt,name=behind,proto3" json:"behind,omitempty"`
+	// Who the partitions are assigned to, since when, and why.
+	Assignment    *GroupAssignment `protobuf:"bytes,7,opt,name=assignment,proto3" json:"assignment,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2302,6 +2304,78 @@ func (x *DescribeGroupResponse) GetBehind() string {
 	return ""
 }
 
+func (x *DescribeGroupResponse) GetAssignment() *GroupAssignment {
+	if x != nil {
+		return x.Assignment
+	}
+	return nil
+}
+
+// GroupAssignment is when and why a group's partitions were assigned as they are. Each member
+// has its own (Member.assignment).
+type GroupAssignment struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Counts the changes of members and assignment.
+	Generation uint64 `protobuf:"varint,1,opt,name=generation,proto3" json:"generation,omitempty"`
+	// When the last one was. Not set: there was none, or it was by a broker that did not note it.
+	Changed *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=changed,proto3" json:"changed,omitempty"`
+	// What it was for, in words for people: member "a1" joined.
+	Reason        string `protobuf:"bytes,3,opt,name=reason,proto3" json:"reason,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupAssignment) Reset() {
+	*x = GroupAssignment{}
+	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupAssignment) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupAssignment) ProtoMessage() {}
+
+func (x *GroupAssignment) ProtoReflect() protoreflect.Message {
+	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupAssignment.ProtoReflect.Descriptor instead.
+func (*GroupAssignment) Descriptor() ([]byte, []int) {
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{25}
+}
+
+func (x *GroupAssignment) GetGeneration() uint64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
+func (x *GroupAssignment) GetChanged() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Changed
+	}
+	return nil
+}
+
+func (x *GroupAssignment) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
 // GroupPartition is a group in one partition, at one position of its log. Of a
 // partition that stopped nothing is set but its number and the stall that says why.
 type GroupPartition struct {
@@ -2345,7 +2419,7 @@ type GroupPartition struct {
 
 func (x *GroupPartition) Reset() {
 	*x = GroupPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2357,7 +2431,7 @@ func (x *GroupPartition) String() string {
 func (*GroupPartition) ProtoMessage() {}
 
 func (x *GroupPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[25]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2370,7 +2444,7 @@ func (x *GroupPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupPartition.ProtoReflect.Descriptor instead.
 func (*GroupPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{25}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *GroupPartition) GetPartition() uint32 {
@@ -2500,7 +2574,7 @@ type GroupCircuit struct {
 
 func (x *GroupCircuit) Reset() {
 	*x = GroupCircuit{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2512,7 +2586,7 @@ func (x *GroupCircuit) String() string {
 func (*GroupCircuit) ProtoMessage() {}
 
 func (x *GroupCircuit) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[26]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2525,7 +2599,7 @@ func (x *GroupCircuit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupCircuit.ProtoReflect.Descriptor instead.
 func (*GroupCircuit) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{26}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *GroupCircuit) GetOpen() bool {
@@ -2570,7 +2644,7 @@ type LossRecord struct {
 
 func (x *LossRecord) Reset() {
 	*x = LossRecord{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2582,7 +2656,7 @@ func (x *LossRecord) String() string {
 func (*LossRecord) ProtoMessage() {}
 
 func (x *LossRecord) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[27]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2595,7 +2669,7 @@ func (x *LossRecord) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use LossRecord.ProtoReflect.Descriptor instead.
 func (*LossRecord) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{27}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *LossRecord) GetFirst() uint64 {
@@ -2674,7 +2748,7 @@ type Stall struct {
 
 func (x *Stall) Reset() {
 	*x = Stall{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2686,7 +2760,7 @@ func (x *Stall) String() string {
 func (*Stall) ProtoMessage() {}
 
 func (x *Stall) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[28]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2699,7 +2773,7 @@ func (x *Stall) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stall.ProtoReflect.Descriptor instead.
 func (*Stall) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{28}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Stall) GetReason() string {
@@ -2771,8 +2845,9 @@ type Member struct {
 	LastSeen *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
 	// Deliveries that it holds.
 	InFlight uint64 `protobuf:"varint,5,opt,name=in_flight,json=inFlight,proto3" json:"in_flight,omitempty"`
-	// It made no call for the session timeout: its partitions went to others. It
-	// keeps what it holds until the deadlines, and any call brings it back.
+	// It made no call for the session timeout, or its call broke off and none
+	// followed: its partitions went to others. It keeps what it holds until the
+	// deadlines, and any call brings it back.
 	Away bool `protobuf:"varint,6,opt,name=away,proto3" json:"away,omitempty"`
 	// It drains: its partitions went to others, and it settles what it holds.
 	Draining      bool `protobuf:"varint,7,opt,name=draining,proto3" json:"draining,omitempty"`
@@ -2782,7 +2857,7 @@ type Member struct {
 
 func (x *Member) Reset() {
 	*x = Member{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2794,7 +2869,7 @@ func (x *Member) String() string {
 func (*Member) ProtoMessage() {}
 
 func (x *Member) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[29]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2807,7 +2882,7 @@ func (x *Member) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Member.ProtoReflect.Descriptor instead.
 func (*Member) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{29}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *Member) GetName() string {
@@ -2874,7 +2949,7 @@ type AlterGroupRequest struct {
 
 func (x *AlterGroupRequest) Reset() {
 	*x = AlterGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2886,7 +2961,7 @@ func (x *AlterGroupRequest) String() string {
 func (*AlterGroupRequest) ProtoMessage() {}
 
 func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[30]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2899,7 +2974,7 @@ func (x *AlterGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupRequest.ProtoReflect.Descriptor instead.
 func (*AlterGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{30}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *AlterGroupRequest) GetTopic() string {
@@ -2936,7 +3011,7 @@ type AlterGroupResponse struct {
 
 func (x *AlterGroupResponse) Reset() {
 	*x = AlterGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2948,7 +3023,7 @@ func (x *AlterGroupResponse) String() string {
 func (*AlterGroupResponse) ProtoMessage() {}
 
 func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[31]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2961,7 +3036,7 @@ func (x *AlterGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use AlterGroupResponse.ProtoReflect.Descriptor instead.
 func (*AlterGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{31}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *AlterGroupResponse) GetGroup() *Group {
@@ -2997,7 +3072,7 @@ type ResetGroupRequest struct {
 
 func (x *ResetGroupRequest) Reset() {
 	*x = ResetGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3009,7 +3084,7 @@ func (x *ResetGroupRequest) String() string {
 func (*ResetGroupRequest) ProtoMessage() {}
 
 func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[32]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3022,7 +3097,7 @@ func (x *ResetGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResetGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{32}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ResetGroupRequest) GetTopic() string {
@@ -3074,7 +3149,7 @@ type ResetGroupResponse struct {
 
 func (x *ResetGroupResponse) Reset() {
 	*x = ResetGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3086,7 +3161,7 @@ func (x *ResetGroupResponse) String() string {
 func (*ResetGroupResponse) ProtoMessage() {}
 
 func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[33]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3099,7 +3174,7 @@ func (x *ResetGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResetGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{33}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *ResetGroupResponse) GetPartitions() []*ResetPartition {
@@ -3131,7 +3206,7 @@ type ResetPartition struct {
 
 func (x *ResetPartition) Reset() {
 	*x = ResetPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3143,7 +3218,7 @@ func (x *ResetPartition) String() string {
 func (*ResetPartition) ProtoMessage() {}
 
 func (x *ResetPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[34]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3156,7 +3231,7 @@ func (x *ResetPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResetPartition.ProtoReflect.Descriptor instead.
 func (*ResetPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{34}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{35}
 }
 
 func (x *ResetPartition) GetPartition() uint32 {
@@ -3193,7 +3268,7 @@ type PauseGroupRequest struct {
 
 func (x *PauseGroupRequest) Reset() {
 	*x = PauseGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3205,7 +3280,7 @@ func (x *PauseGroupRequest) String() string {
 func (*PauseGroupRequest) ProtoMessage() {}
 
 func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[35]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3218,7 +3293,7 @@ func (x *PauseGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupRequest.ProtoReflect.Descriptor instead.
 func (*PauseGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{35}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *PauseGroupRequest) GetTopic() string {
@@ -3248,7 +3323,7 @@ type PauseGroupResponse struct {
 
 func (x *PauseGroupResponse) Reset() {
 	*x = PauseGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3260,7 +3335,7 @@ func (x *PauseGroupResponse) String() string {
 func (*PauseGroupResponse) ProtoMessage() {}
 
 func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[36]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3273,7 +3348,7 @@ func (x *PauseGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use PauseGroupResponse.ProtoReflect.Descriptor instead.
 func (*PauseGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{36}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *PauseGroupResponse) GetGroup() *Group {
@@ -3303,7 +3378,7 @@ type ResumeGroupRequest struct {
 
 func (x *ResumeGroupRequest) Reset() {
 	*x = ResumeGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3315,7 +3390,7 @@ func (x *ResumeGroupRequest) String() string {
 func (*ResumeGroupRequest) ProtoMessage() {}
 
 func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[37]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3328,7 +3403,7 @@ func (x *ResumeGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupRequest.ProtoReflect.Descriptor instead.
 func (*ResumeGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{37}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *ResumeGroupRequest) GetTopic() string {
@@ -3358,7 +3433,7 @@ type ResumeGroupResponse struct {
 
 func (x *ResumeGroupResponse) Reset() {
 	*x = ResumeGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3370,7 +3445,7 @@ func (x *ResumeGroupResponse) String() string {
 func (*ResumeGroupResponse) ProtoMessage() {}
 
 func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[38]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3383,7 +3458,7 @@ func (x *ResumeGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ResumeGroupResponse.ProtoReflect.Descriptor instead.
 func (*ResumeGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{38}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *ResumeGroupResponse) GetGroup() *Group {
@@ -3415,7 +3490,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3427,7 +3502,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[39]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3440,7 +3515,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{39}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *DeleteGroupRequest) GetTopic() string {
@@ -3475,7 +3550,7 @@ type DeleteGroupResponse struct {
 
 func (x *DeleteGroupResponse) Reset() {
 	*x = DeleteGroupResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3487,7 +3562,7 @@ func (x *DeleteGroupResponse) String() string {
 func (*DeleteGroupResponse) ProtoMessage() {}
 
 func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[40]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3500,7 +3575,7 @@ func (x *DeleteGroupResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupResponse.ProtoReflect.Descriptor instead.
 func (*DeleteGroupResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{40}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *DeleteGroupResponse) GetLeftOut() []*LeftOut {
@@ -3541,7 +3616,7 @@ type DeadLetter struct {
 
 func (x *DeadLetter) Reset() {
 	*x = DeadLetter{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3553,7 +3628,7 @@ func (x *DeadLetter) String() string {
 func (*DeadLetter) ProtoMessage() {}
 
 func (x *DeadLetter) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[41]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3566,7 +3641,7 @@ func (x *DeadLetter) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetter.ProtoReflect.Descriptor instead.
 func (*DeadLetter) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{41}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *DeadLetter) GetMessage() *Message {
@@ -3667,7 +3742,7 @@ type Attempt struct {
 
 func (x *Attempt) Reset() {
 	*x = Attempt{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3679,7 +3754,7 @@ func (x *Attempt) String() string {
 func (*Attempt) ProtoMessage() {}
 
 func (x *Attempt) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[42]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3692,7 +3767,7 @@ func (x *Attempt) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Attempt.ProtoReflect.Descriptor instead.
 func (*Attempt) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{42}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Attempt) GetAttempt() uint32 {
@@ -3756,7 +3831,7 @@ type DeadLetterSelector struct {
 
 func (x *DeadLetterSelector) Reset() {
 	*x = DeadLetterSelector{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3768,7 +3843,7 @@ func (x *DeadLetterSelector) String() string {
 func (*DeadLetterSelector) ProtoMessage() {}
 
 func (x *DeadLetterSelector) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[43]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3781,7 +3856,7 @@ func (x *DeadLetterSelector) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeadLetterSelector.ProtoReflect.Descriptor instead.
 func (*DeadLetterSelector) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{43}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *DeadLetterSelector) GetWhich() isDeadLetterSelector_Which {
@@ -3892,7 +3967,7 @@ type MessagePlace struct {
 
 func (x *MessagePlace) Reset() {
 	*x = MessagePlace{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3904,7 +3979,7 @@ func (x *MessagePlace) String() string {
 func (*MessagePlace) ProtoMessage() {}
 
 func (x *MessagePlace) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[44]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3917,7 +3992,7 @@ func (x *MessagePlace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessagePlace.ProtoReflect.Descriptor instead.
 func (*MessagePlace) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{44}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *MessagePlace) GetPartition() uint32 {
@@ -3960,7 +4035,7 @@ type ListDeadLettersRequest struct {
 
 func (x *ListDeadLettersRequest) Reset() {
 	*x = ListDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3972,7 +4047,7 @@ func (x *ListDeadLettersRequest) String() string {
 func (*ListDeadLettersRequest) ProtoMessage() {}
 
 func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[45]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3985,7 +4060,7 @@ func (x *ListDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{45}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ListDeadLettersRequest) GetTopic() string {
@@ -4043,7 +4118,7 @@ type ListDeadLettersResponse struct {
 
 func (x *ListDeadLettersResponse) Reset() {
 	*x = ListDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4055,7 +4130,7 @@ func (x *ListDeadLettersResponse) String() string {
 func (*ListDeadLettersResponse) ProtoMessage() {}
 
 func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[46]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4068,7 +4143,7 @@ func (x *ListDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ListDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{46}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *ListDeadLettersResponse) GetDeadLetters() []*DeadLetter {
@@ -4123,7 +4198,7 @@ type GetDeadLetterRequest struct {
 
 func (x *GetDeadLetterRequest) Reset() {
 	*x = GetDeadLetterRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4135,7 +4210,7 @@ func (x *GetDeadLetterRequest) String() string {
 func (*GetDeadLetterRequest) ProtoMessage() {}
 
 func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[47]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4148,7 +4223,7 @@ func (x *GetDeadLetterRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterRequest.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{47}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *GetDeadLetterRequest) GetTopic() string {
@@ -4193,7 +4268,7 @@ type GetDeadLetterResponse struct {
 
 func (x *GetDeadLetterResponse) Reset() {
 	*x = GetDeadLetterResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4205,7 +4280,7 @@ func (x *GetDeadLetterResponse) String() string {
 func (*GetDeadLetterResponse) ProtoMessage() {}
 
 func (x *GetDeadLetterResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[48]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4218,7 +4293,7 @@ func (x *GetDeadLetterResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetDeadLetterResponse.ProtoReflect.Descriptor instead.
 func (*GetDeadLetterResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{48}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *GetDeadLetterResponse) GetDeadLetter() *DeadLetter {
@@ -4250,7 +4325,7 @@ type ReplayDeadLettersRequest struct {
 
 func (x *ReplayDeadLettersRequest) Reset() {
 	*x = ReplayDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4262,7 +4337,7 @@ func (x *ReplayDeadLettersRequest) String() string {
 func (*ReplayDeadLettersRequest) ProtoMessage() {}
 
 func (x *ReplayDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[49]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4275,7 +4350,7 @@ func (x *ReplayDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{49}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{50}
 }
 
 func (x *ReplayDeadLettersRequest) GetTopic() string {
@@ -4314,7 +4389,7 @@ type ReplayDeadLettersResponse struct {
 
 func (x *ReplayDeadLettersResponse) Reset() {
 	*x = ReplayDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4326,7 +4401,7 @@ func (x *ReplayDeadLettersResponse) String() string {
 func (*ReplayDeadLettersResponse) ProtoMessage() {}
 
 func (x *ReplayDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[50]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4339,7 +4414,7 @@ func (x *ReplayDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ReplayDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*ReplayDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{50}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{51}
 }
 
 func (x *ReplayDeadLettersResponse) GetReplayed() uint64 {
@@ -4380,7 +4455,7 @@ type DiscardDeadLettersRequest struct {
 
 func (x *DiscardDeadLettersRequest) Reset() {
 	*x = DiscardDeadLettersRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4392,7 +4467,7 @@ func (x *DiscardDeadLettersRequest) String() string {
 func (*DiscardDeadLettersRequest) ProtoMessage() {}
 
 func (x *DiscardDeadLettersRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[51]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4405,7 +4480,7 @@ func (x *DiscardDeadLettersRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeadLettersRequest.ProtoReflect.Descriptor instead.
 func (*DiscardDeadLettersRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{51}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{52}
 }
 
 func (x *DiscardDeadLettersRequest) GetTopic() string {
@@ -4449,7 +4524,7 @@ type DiscardDeadLettersResponse struct {
 
 func (x *DiscardDeadLettersResponse) Reset() {
 	*x = DiscardDeadLettersResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4461,7 +4536,7 @@ func (x *DiscardDeadLettersResponse) String() string {
 func (*DiscardDeadLettersResponse) ProtoMessage() {}
 
 func (x *DiscardDeadLettersResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[52]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4474,7 +4549,7 @@ func (x *DiscardDeadLettersResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DiscardDeadLettersResponse.ProtoReflect.Descriptor instead.
 func (*DiscardDeadLettersResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{52}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{53}
 }
 
 func (x *DiscardDeadLettersResponse) GetDiscarded() uint64 {
@@ -4514,7 +4589,7 @@ type TraceRequest struct {
 
 func (x *TraceRequest) Reset() {
 	*x = TraceRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4526,7 +4601,7 @@ func (x *TraceRequest) String() string {
 func (*TraceRequest) ProtoMessage() {}
 
 func (x *TraceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[53]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4539,7 +4614,7 @@ func (x *TraceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceRequest.ProtoReflect.Descriptor instead.
 func (*TraceRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{53}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{54}
 }
 
 func (x *TraceRequest) GetTopic() string {
@@ -4620,7 +4695,7 @@ type TraceResponse struct {
 
 func (x *TraceResponse) Reset() {
 	*x = TraceResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4632,7 +4707,7 @@ func (x *TraceResponse) String() string {
 func (*TraceResponse) ProtoMessage() {}
 
 func (x *TraceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[54]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4645,7 +4720,7 @@ func (x *TraceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceResponse.ProtoReflect.Descriptor instead.
 func (*TraceResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{54}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{55}
 }
 
 func (x *TraceResponse) GetMessages() []*MessageTrace {
@@ -4688,7 +4763,7 @@ type MessageTrace struct {
 
 func (x *MessageTrace) Reset() {
 	*x = MessageTrace{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4700,7 +4775,7 @@ func (x *MessageTrace) String() string {
 func (*MessageTrace) ProtoMessage() {}
 
 func (x *MessageTrace) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[55]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4713,7 +4788,7 @@ func (x *MessageTrace) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use MessageTrace.ProtoReflect.Descriptor instead.
 func (*MessageTrace) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{55}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{56}
 }
 
 func (x *MessageTrace) GetMessage() *Message {
@@ -4796,7 +4871,7 @@ type TraceEvent struct {
 
 func (x *TraceEvent) Reset() {
 	*x = TraceEvent{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4808,7 +4883,7 @@ func (x *TraceEvent) String() string {
 func (*TraceEvent) ProtoMessage() {}
 
 func (x *TraceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[56]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4821,7 +4896,7 @@ func (x *TraceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceEvent.ProtoReflect.Descriptor instead.
 func (*TraceEvent) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{56}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{57}
 }
 
 func (x *TraceEvent) GetTime() *timestamppb.Timestamp {
@@ -4892,7 +4967,7 @@ type TraceState struct {
 
 func (x *TraceState) Reset() {
 	*x = TraceState{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4904,7 +4979,7 @@ func (x *TraceState) String() string {
 func (*TraceState) ProtoMessage() {}
 
 func (x *TraceState) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[57]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4917,7 +4992,7 @@ func (x *TraceState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TraceState.ProtoReflect.Descriptor instead.
 func (*TraceState) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{57}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{58}
 }
 
 func (x *TraceState) GetGroup() string {
@@ -4957,7 +5032,7 @@ type NodeInfoRequest struct {
 
 func (x *NodeInfoRequest) Reset() {
 	*x = NodeInfoRequest{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -4969,7 +5044,7 @@ func (x *NodeInfoRequest) String() string {
 func (*NodeInfoRequest) ProtoMessage() {}
 
 func (x *NodeInfoRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[58]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -4982,7 +5057,7 @@ func (x *NodeInfoRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfoRequest.ProtoReflect.Descriptor instead.
 func (*NodeInfoRequest) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{58}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{59}
 }
 
 // NodeInfoResponse describes the node.
@@ -5020,7 +5095,7 @@ type NodeInfoResponse struct {
 
 func (x *NodeInfoResponse) Reset() {
 	*x = NodeInfoResponse{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5032,7 +5107,7 @@ func (x *NodeInfoResponse) String() string {
 func (*NodeInfoResponse) ProtoMessage() {}
 
 func (x *NodeInfoResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[59]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5045,7 +5120,7 @@ func (x *NodeInfoResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeInfoResponse.ProtoReflect.Descriptor instead.
 func (*NodeInfoResponse) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{59}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{60}
 }
 
 func (x *NodeInfoResponse) GetVersion() string {
@@ -5154,7 +5229,7 @@ type NodePeer struct {
 
 func (x *NodePeer) Reset() {
 	*x = NodePeer{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5166,7 +5241,7 @@ func (x *NodePeer) String() string {
 func (*NodePeer) ProtoMessage() {}
 
 func (x *NodePeer) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[60]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5179,7 +5254,7 @@ func (x *NodePeer) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodePeer.ProtoReflect.Descriptor instead.
 func (*NodePeer) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{60}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{61}
 }
 
 func (x *NodePeer) GetNode() uint64 {
@@ -5251,7 +5326,7 @@ type NodeDisk struct {
 
 func (x *NodeDisk) Reset() {
 	*x = NodeDisk{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5263,7 +5338,7 @@ func (x *NodeDisk) String() string {
 func (*NodeDisk) ProtoMessage() {}
 
 func (x *NodeDisk) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[61]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5276,7 +5351,7 @@ func (x *NodeDisk) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeDisk.ProtoReflect.Descriptor instead.
 func (*NodeDisk) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{61}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{62}
 }
 
 func (x *NodeDisk) GetTotalBytes() uint64 {
@@ -5364,7 +5439,7 @@ type NodeScrub struct {
 
 func (x *NodeScrub) Reset() {
 	*x = NodeScrub{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5376,7 +5451,7 @@ func (x *NodeScrub) String() string {
 func (*NodeScrub) ProtoMessage() {}
 
 func (x *NodeScrub) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[62]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5389,7 +5464,7 @@ func (x *NodeScrub) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeScrub.ProtoReflect.Descriptor instead.
 func (*NodeScrub) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{62}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{63}
 }
 
 func (x *NodeScrub) GetDisabled() bool {
@@ -5452,7 +5527,7 @@ type NodeDamage struct {
 
 func (x *NodeDamage) Reset() {
 	*x = NodeDamage{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5464,7 +5539,7 @@ func (x *NodeDamage) String() string {
 func (*NodeDamage) ProtoMessage() {}
 
 func (x *NodeDamage) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[63]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5477,7 +5552,7 @@ func (x *NodeDamage) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeDamage.ProtoReflect.Descriptor instead.
 func (*NodeDamage) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{63}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{64}
 }
 
 func (x *NodeDamage) GetFile() string {
@@ -5530,7 +5605,7 @@ type DamagedRange struct {
 
 func (x *DamagedRange) Reset() {
 	*x = DamagedRange{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[65]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5542,7 +5617,7 @@ func (x *DamagedRange) String() string {
 func (*DamagedRange) ProtoMessage() {}
 
 func (x *DamagedRange) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[64]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[65]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5555,7 +5630,7 @@ func (x *DamagedRange) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DamagedRange.ProtoReflect.Descriptor instead.
 func (*DamagedRange) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{64}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{65}
 }
 
 func (x *DamagedRange) GetTopic() string {
@@ -5611,7 +5686,7 @@ type StoppedPartition struct {
 
 func (x *StoppedPartition) Reset() {
 	*x = StoppedPartition{}
-	mi := &file_strandmq_v1_admin_proto_msgTypes[65]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[66]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -5623,7 +5698,7 @@ func (x *StoppedPartition) String() string {
 func (*StoppedPartition) ProtoMessage() {}
 
 func (x *StoppedPartition) ProtoReflect() protoreflect.Message {
-	mi := &file_strandmq_v1_admin_proto_msgTypes[65]
+	mi := &file_strandmq_v1_admin_proto_msgTypes[66]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -5636,7 +5711,7 @@ func (x *StoppedPartition) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StoppedPartition.ProtoReflect.Descriptor instead.
 func (*StoppedPartition) Descriptor() ([]byte, []int) {
-	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{65}
+	return file_strandmq_v1_admin_proto_rawDescGZIP(), []int{66}
 }
 
 func (x *StoppedPartition) GetTopic() string {
@@ -5851,7 +5926,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\alate_ms\x18\x15 \x01(\x04R\x06lateMs\"B\n" +
 	"\x14DescribeGroupRequest\x12\x14\n" +
 	"\x05topic\x18\x01 \x01(\tR\x05topic\x12\x14\n" +
-	"\x05group\x18\x02 \x01(\tR\x05group\"\xa8\x02\n" +
+	"\x05group\x18\x02 \x01(\tR\x05group\"\xe6\x02\n" +
 	"\x15DescribeGroupResponse\x12(\n" +
 	"\x05group\x18\x01 \x01(\v2\x12.strandmq.v1.GroupR\x05group\x120\n" +
 	"\x06counts\x18\x02 \x01(\v2\x18.strandmq.v1.GroupCountsR\x06counts\x12;\n" +
@@ -5860,7 +5935,16 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"partitions\x12-\n" +
 	"\amembers\x18\x04 \x03(\v2\x13.strandmq.v1.MemberR\amembers\x12/\n" +
 	"\bleft_out\x18\x05 \x03(\v2\x14.strandmq.v1.LeftOutR\aleftOut\x12\x16\n" +
-	"\x06behind\x18\x06 \x01(\tR\x06behind\"\x8b\x06\n" +
+	"\x06behind\x18\x06 \x01(\tR\x06behind\x12<\n" +
+	"\n" +
+	"assignment\x18\a \x01(\v2\x1c.strandmq.v1.GroupAssignmentR\n" +
+	"assignment\"\x7f\n" +
+	"\x0fGroupAssignment\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x01 \x01(\x04R\n" +
+	"generation\x124\n" +
+	"\achanged\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\achanged\x12\x16\n" +
+	"\x06reason\x18\x03 \x01(\tR\x06reason\"\x8b\x06\n" +
 	"\x0eGroupPartition\x12\x1c\n" +
 	"\tpartition\x18\x01 \x01(\rR\tpartition\x12 \n" +
 	"\tlog_index\x18\x02 \x01(\x04H\x00R\blogIndex\x88\x01\x01\x12\x19\n" +
@@ -6201,7 +6285,7 @@ func file_strandmq_v1_admin_proto_rawDescGZIP() []byte {
 }
 
 var file_strandmq_v1_admin_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 66)
+var file_strandmq_v1_admin_proto_msgTypes = make([]protoimpl.MessageInfo, 67)
 var file_strandmq_v1_admin_proto_goTypes = []any{
 	(TopicKind)(0),                     // 0: strandmq.v1.TopicKind
 	(GroupMode)(0),                     // 1: strandmq.v1.GroupMode
@@ -6232,187 +6316,190 @@ var file_strandmq_v1_admin_proto_goTypes = []any{
 	(*GroupCounts)(nil),                // 26: strandmq.v1.GroupCounts
 	(*DescribeGroupRequest)(nil),       // 27: strandmq.v1.DescribeGroupRequest
 	(*DescribeGroupResponse)(nil),      // 28: strandmq.v1.DescribeGroupResponse
-	(*GroupPartition)(nil),             // 29: strandmq.v1.GroupPartition
-	(*GroupCircuit)(nil),               // 30: strandmq.v1.GroupCircuit
-	(*LossRecord)(nil),                 // 31: strandmq.v1.LossRecord
-	(*Stall)(nil),                      // 32: strandmq.v1.Stall
-	(*Member)(nil),                     // 33: strandmq.v1.Member
-	(*AlterGroupRequest)(nil),          // 34: strandmq.v1.AlterGroupRequest
-	(*AlterGroupResponse)(nil),         // 35: strandmq.v1.AlterGroupResponse
-	(*ResetGroupRequest)(nil),          // 36: strandmq.v1.ResetGroupRequest
-	(*ResetGroupResponse)(nil),         // 37: strandmq.v1.ResetGroupResponse
-	(*ResetPartition)(nil),             // 38: strandmq.v1.ResetPartition
-	(*PauseGroupRequest)(nil),          // 39: strandmq.v1.PauseGroupRequest
-	(*PauseGroupResponse)(nil),         // 40: strandmq.v1.PauseGroupResponse
-	(*ResumeGroupRequest)(nil),         // 41: strandmq.v1.ResumeGroupRequest
-	(*ResumeGroupResponse)(nil),        // 42: strandmq.v1.ResumeGroupResponse
-	(*DeleteGroupRequest)(nil),         // 43: strandmq.v1.DeleteGroupRequest
-	(*DeleteGroupResponse)(nil),        // 44: strandmq.v1.DeleteGroupResponse
-	(*DeadLetter)(nil),                 // 45: strandmq.v1.DeadLetter
-	(*Attempt)(nil),                    // 46: strandmq.v1.Attempt
-	(*DeadLetterSelector)(nil),         // 47: strandmq.v1.DeadLetterSelector
-	(*MessagePlace)(nil),               // 48: strandmq.v1.MessagePlace
-	(*ListDeadLettersRequest)(nil),     // 49: strandmq.v1.ListDeadLettersRequest
-	(*ListDeadLettersResponse)(nil),    // 50: strandmq.v1.ListDeadLettersResponse
-	(*GetDeadLetterRequest)(nil),       // 51: strandmq.v1.GetDeadLetterRequest
-	(*GetDeadLetterResponse)(nil),      // 52: strandmq.v1.GetDeadLetterResponse
-	(*ReplayDeadLettersRequest)(nil),   // 53: strandmq.v1.ReplayDeadLettersRequest
-	(*ReplayDeadLettersResponse)(nil),  // 54: strandmq.v1.ReplayDeadLettersResponse
-	(*DiscardDeadLettersRequest)(nil),  // 55: strandmq.v1.DiscardDeadLettersRequest
-	(*DiscardDeadLettersResponse)(nil), // 56: strandmq.v1.DiscardDeadLettersResponse
-	(*TraceRequest)(nil),               // 57: strandmq.v1.TraceRequest
-	(*TraceResponse)(nil),              // 58: strandmq.v1.TraceResponse
-	(*MessageTrace)(nil),               // 59: strandmq.v1.MessageTrace
-	(*TraceEvent)(nil),                 // 60: strandmq.v1.TraceEvent
-	(*TraceState)(nil),                 // 61: strandmq.v1.TraceState
-	(*NodeInfoRequest)(nil),            // 62: strandmq.v1.NodeInfoRequest
-	(*NodeInfoResponse)(nil),           // 63: strandmq.v1.NodeInfoResponse
-	(*NodePeer)(nil),                   // 64: strandmq.v1.NodePeer
-	(*NodeDisk)(nil),                   // 65: strandmq.v1.NodeDisk
-	(*NodeScrub)(nil),                  // 66: strandmq.v1.NodeScrub
-	(*NodeDamage)(nil),                 // 67: strandmq.v1.NodeDamage
-	(*DamagedRange)(nil),               // 68: strandmq.v1.DamagedRange
-	(*StoppedPartition)(nil),           // 69: strandmq.v1.StoppedPartition
-	(*timestamppb.Timestamp)(nil),      // 70: google.protobuf.Timestamp
-	(*Problem)(nil),                    // 71: strandmq.v1.Problem
-	(*PartitionShare)(nil),             // 72: strandmq.v1.PartitionShare
-	(*Message)(nil),                    // 73: strandmq.v1.Message
-	(BodyFormat)(0),                    // 74: strandmq.v1.BodyFormat
+	(*GroupAssignment)(nil),            // 29: strandmq.v1.GroupAssignment
+	(*GroupPartition)(nil),             // 30: strandmq.v1.GroupPartition
+	(*GroupCircuit)(nil),               // 31: strandmq.v1.GroupCircuit
+	(*LossRecord)(nil),                 // 32: strandmq.v1.LossRecord
+	(*Stall)(nil),                      // 33: strandmq.v1.Stall
+	(*Member)(nil),                     // 34: strandmq.v1.Member
+	(*AlterGroupRequest)(nil),          // 35: strandmq.v1.AlterGroupRequest
+	(*AlterGroupResponse)(nil),         // 36: strandmq.v1.AlterGroupResponse
+	(*ResetGroupRequest)(nil),          // 37: strandmq.v1.ResetGroupRequest
+	(*ResetGroupResponse)(nil),         // 38: strandmq.v1.ResetGroupResponse
+	(*ResetPartition)(nil),             // 39: strandmq.v1.ResetPartition
+	(*PauseGroupRequest)(nil),          // 40: strandmq.v1.PauseGroupRequest
+	(*PauseGroupResponse)(nil),         // 41: strandmq.v1.PauseGroupResponse
+	(*ResumeGroupRequest)(nil),         // 42: strandmq.v1.ResumeGroupRequest
+	(*ResumeGroupResponse)(nil),        // 43: strandmq.v1.ResumeGroupResponse
+	(*DeleteGroupRequest)(nil),         // 44: strandmq.v1.DeleteGroupRequest
+	(*DeleteGroupResponse)(nil),        // 45: strandmq.v1.DeleteGroupResponse
+	(*DeadLetter)(nil),                 // 46: strandmq.v1.DeadLetter
+	(*Attempt)(nil),                    // 47: strandmq.v1.Attempt
+	(*DeadLetterSelector)(nil),         // 48: strandmq.v1.DeadLetterSelector
+	(*MessagePlace)(nil),               // 49: strandmq.v1.MessagePlace
+	(*ListDeadLettersRequest)(nil),     // 50: strandmq.v1.ListDeadLettersRequest
+	(*ListDeadLettersResponse)(nil),    // 51: strandmq.v1.ListDeadLettersResponse
+	(*GetDeadLetterRequest)(nil),       // 52: strandmq.v1.GetDeadLetterRequest
+	(*GetDeadLetterResponse)(nil),      // 53: strandmq.v1.GetDeadLetterResponse
+	(*ReplayDeadLettersRequest)(nil),   // 54: strandmq.v1.ReplayDeadLettersRequest
+	(*ReplayDeadLettersResponse)(nil),  // 55: strandmq.v1.ReplayDeadLettersResponse
+	(*DiscardDeadLettersRequest)(nil),  // 56: strandmq.v1.DiscardDeadLettersRequest
+	(*DiscardDeadLettersResponse)(nil), // 57: strandmq.v1.DiscardDeadLettersResponse
+	(*TraceRequest)(nil),               // 58: strandmq.v1.TraceRequest
+	(*TraceResponse)(nil),              // 59: strandmq.v1.TraceResponse
+	(*MessageTrace)(nil),               // 60: strandmq.v1.MessageTrace
+	(*TraceEvent)(nil),                 // 61: strandmq.v1.TraceEvent
+	(*TraceState)(nil),                 // 62: strandmq.v1.TraceState
+	(*NodeInfoRequest)(nil),            // 63: strandmq.v1.NodeInfoRequest
+	(*NodeInfoResponse)(nil),           // 64: strandmq.v1.NodeInfoResponse
+	(*NodePeer)(nil),                   // 65: strandmq.v1.NodePeer
+	(*NodeDisk)(nil),                   // 66: strandmq.v1.NodeDisk
+	(*NodeScrub)(nil),                  // 67: strandmq.v1.NodeScrub
+	(*NodeDamage)(nil),                 // 68: strandmq.v1.NodeDamage
+	(*DamagedRange)(nil),               // 69: strandmq.v1.DamagedRange
+	(*StoppedPartition)(nil),           // 70: strandmq.v1.StoppedPartition
+	(*timestamppb.Timestamp)(nil),      // 71: google.protobuf.Timestamp
+	(*Problem)(nil),                    // 72: strandmq.v1.Problem
+	(*PartitionShare)(nil),             // 73: strandmq.v1.PartitionShare
+	(*Message)(nil),                    // 74: strandmq.v1.Message
+	(BodyFormat)(0),                    // 75: strandmq.v1.BodyFormat
 }
 var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	0,   // 0: strandmq.v1.TopicConfig.kind:type_name -> strandmq.v1.TopicKind
 	4,   // 1: strandmq.v1.Topic.config:type_name -> strandmq.v1.TopicConfig
-	70,  // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
+	71,  // 2: strandmq.v1.Topic.created:type_name -> google.protobuf.Timestamp
 	4,   // 3: strandmq.v1.CreateTopicRequest.config:type_name -> strandmq.v1.TopicConfig
 	5,   // 4: strandmq.v1.CreateTopicResponse.topic:type_name -> strandmq.v1.Topic
 	5,   // 5: strandmq.v1.ListTopicsResponse.topics:type_name -> strandmq.v1.Topic
 	5,   // 6: strandmq.v1.DescribeTopicResponse.topic:type_name -> strandmq.v1.Topic
 	12,  // 7: strandmq.v1.DescribeTopicResponse.partitions:type_name -> strandmq.v1.PartitionInfo
-	70,  // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
-	71,  // 9: strandmq.v1.LeftOut.problem:type_name -> strandmq.v1.Problem
+	71,  // 8: strandmq.v1.PartitionInfo.oldest:type_name -> google.protobuf.Timestamp
+	72,  // 9: strandmq.v1.LeftOut.problem:type_name -> strandmq.v1.Problem
 	4,   // 10: strandmq.v1.AlterTopicRequest.config:type_name -> strandmq.v1.TopicConfig
 	5,   // 11: strandmq.v1.AlterTopicResponse.topic:type_name -> strandmq.v1.Topic
 	1,   // 12: strandmq.v1.GroupPolicy.mode:type_name -> strandmq.v1.GroupMode
 	2,   // 13: strandmq.v1.GroupPolicy.on_exhaustion:type_name -> strandmq.v1.OnExhaustion
 	3,   // 14: strandmq.v1.GroupPolicy.retention:type_name -> strandmq.v1.GroupRetention
-	70,  // 15: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
+	71,  // 15: strandmq.v1.StartPosition.time:type_name -> google.protobuf.Timestamp
 	18,  // 16: strandmq.v1.CreateGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
 	19,  // 17: strandmq.v1.CreateGroupRequest.start:type_name -> strandmq.v1.StartPosition
 	22,  // 18: strandmq.v1.CreateGroupResponse.group:type_name -> strandmq.v1.Group
 	13,  // 19: strandmq.v1.CreateGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
 	18,  // 20: strandmq.v1.Group.policy:type_name -> strandmq.v1.GroupPolicy
-	70,  // 21: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
+	71,  // 21: strandmq.v1.Group.created:type_name -> google.protobuf.Timestamp
 	25,  // 22: strandmq.v1.ListGroupsResponse.groups:type_name -> strandmq.v1.GroupSummary
 	22,  // 23: strandmq.v1.GroupSummary.group:type_name -> strandmq.v1.Group
 	26,  // 24: strandmq.v1.GroupSummary.counts:type_name -> strandmq.v1.GroupCounts
 	13,  // 25: strandmq.v1.GroupSummary.left_out:type_name -> strandmq.v1.LeftOut
-	70,  // 26: strandmq.v1.GroupSummary.oldest_published:type_name -> google.protobuf.Timestamp
+	71,  // 26: strandmq.v1.GroupSummary.oldest_published:type_name -> google.protobuf.Timestamp
 	22,  // 27: strandmq.v1.DescribeGroupResponse.group:type_name -> strandmq.v1.Group
 	26,  // 28: strandmq.v1.DescribeGroupResponse.counts:type_name -> strandmq.v1.GroupCounts
-	29,  // 29: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
-	33,  // 30: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
+	30,  // 29: strandmq.v1.DescribeGroupResponse.partitions:type_name -> strandmq.v1.GroupPartition
+	34,  // 30: strandmq.v1.DescribeGroupResponse.members:type_name -> strandmq.v1.Member
 	13,  // 31: strandmq.v1.DescribeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	26,  // 32: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
-	32,  // 33: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
-	31,  // 34: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
-	30,  // 35: strandmq.v1.GroupPartition.circuit:type_name -> strandmq.v1.GroupCircuit
-	70,  // 36: strandmq.v1.GroupPartition.oldest_published:type_name -> google.protobuf.Timestamp
-	70,  // 37: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
-	70,  // 38: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
-	70,  // 39: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
-	70,  // 40: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
-	72,  // 41: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
-	70,  // 42: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
-	70,  // 43: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
-	18,  // 44: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
-	22,  // 45: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
-	13,  // 46: strandmq.v1.AlterGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	19,  // 47: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
-	38,  // 48: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
-	13,  // 49: strandmq.v1.ResetGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	22,  // 50: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
-	13,  // 51: strandmq.v1.PauseGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	22,  // 52: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
-	13,  // 53: strandmq.v1.ResumeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	13,  // 54: strandmq.v1.DeleteGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
-	73,  // 55: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
-	70,  // 56: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
-	70,  // 57: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
-	46,  // 58: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
-	70,  // 59: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
-	70,  // 60: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
-	48,  // 61: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
-	19,  // 62: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
-	74,  // 63: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	45,  // 64: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
-	13,  // 65: strandmq.v1.ListDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
-	47,  // 66: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	74,  // 67: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
-	45,  // 68: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
-	47,  // 69: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	13,  // 70: strandmq.v1.ReplayDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
-	47,  // 71: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
-	13,  // 72: strandmq.v1.DiscardDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
-	48,  // 73: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
-	59,  // 74: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
-	73,  // 75: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
-	60,  // 76: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
-	61,  // 77: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
-	70,  // 78: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
-	70,  // 79: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
-	65,  // 80: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
-	66,  // 81: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
-	67,  // 82: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
-	69,  // 83: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
-	64,  // 84: strandmq.v1.NodeInfoResponse.peers:type_name -> strandmq.v1.NodePeer
-	70,  // 85: strandmq.v1.NodeInfoResponse.now:type_name -> google.protobuf.Timestamp
-	70,  // 86: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
-	70,  // 87: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
-	70,  // 88: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
-	68,  // 89: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
-	6,   // 90: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
-	8,   // 91: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
-	10,  // 92: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
-	14,  // 93: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
-	16,  // 94: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
-	20,  // 95: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
-	23,  // 96: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
-	27,  // 97: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
-	34,  // 98: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
-	36,  // 99: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
-	39,  // 100: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
-	41,  // 101: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
-	43,  // 102: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
-	49,  // 103: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
-	51,  // 104: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
-	53,  // 105: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
-	55,  // 106: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
-	57,  // 107: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
-	62,  // 108: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
-	7,   // 109: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
-	9,   // 110: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
-	11,  // 111: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
-	15,  // 112: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
-	17,  // 113: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
-	21,  // 114: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
-	24,  // 115: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
-	28,  // 116: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
-	35,  // 117: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
-	37,  // 118: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
-	40,  // 119: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
-	42,  // 120: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
-	44,  // 121: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
-	50,  // 122: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
-	52,  // 123: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
-	54,  // 124: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
-	56,  // 125: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
-	58,  // 126: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
-	63,  // 127: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
-	109, // [109:128] is the sub-list for method output_type
-	90,  // [90:109] is the sub-list for method input_type
-	90,  // [90:90] is the sub-list for extension type_name
-	90,  // [90:90] is the sub-list for extension extendee
-	0,   // [0:90] is the sub-list for field type_name
+	29,  // 32: strandmq.v1.DescribeGroupResponse.assignment:type_name -> strandmq.v1.GroupAssignment
+	71,  // 33: strandmq.v1.GroupAssignment.changed:type_name -> google.protobuf.Timestamp
+	26,  // 34: strandmq.v1.GroupPartition.counts:type_name -> strandmq.v1.GroupCounts
+	33,  // 35: strandmq.v1.GroupPartition.stalls:type_name -> strandmq.v1.Stall
+	32,  // 36: strandmq.v1.GroupPartition.losses:type_name -> strandmq.v1.LossRecord
+	31,  // 37: strandmq.v1.GroupPartition.circuit:type_name -> strandmq.v1.GroupCircuit
+	71,  // 38: strandmq.v1.GroupPartition.oldest_published:type_name -> google.protobuf.Timestamp
+	71,  // 39: strandmq.v1.GroupCircuit.until:type_name -> google.protobuf.Timestamp
+	71,  // 40: strandmq.v1.LossRecord.from:type_name -> google.protobuf.Timestamp
+	71,  // 41: strandmq.v1.LossRecord.until:type_name -> google.protobuf.Timestamp
+	71,  // 42: strandmq.v1.Stall.until:type_name -> google.protobuf.Timestamp
+	73,  // 43: strandmq.v1.Member.assignment:type_name -> strandmq.v1.PartitionShare
+	71,  // 44: strandmq.v1.Member.joined:type_name -> google.protobuf.Timestamp
+	71,  // 45: strandmq.v1.Member.last_seen:type_name -> google.protobuf.Timestamp
+	18,  // 46: strandmq.v1.AlterGroupRequest.policy:type_name -> strandmq.v1.GroupPolicy
+	22,  // 47: strandmq.v1.AlterGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 48: strandmq.v1.AlterGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	19,  // 49: strandmq.v1.ResetGroupRequest.to:type_name -> strandmq.v1.StartPosition
+	39,  // 50: strandmq.v1.ResetGroupResponse.partitions:type_name -> strandmq.v1.ResetPartition
+	13,  // 51: strandmq.v1.ResetGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	22,  // 52: strandmq.v1.PauseGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 53: strandmq.v1.PauseGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	22,  // 54: strandmq.v1.ResumeGroupResponse.group:type_name -> strandmq.v1.Group
+	13,  // 55: strandmq.v1.ResumeGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	13,  // 56: strandmq.v1.DeleteGroupResponse.left_out:type_name -> strandmq.v1.LeftOut
+	74,  // 57: strandmq.v1.DeadLetter.message:type_name -> strandmq.v1.Message
+	71,  // 58: strandmq.v1.DeadLetter.first_seen:type_name -> google.protobuf.Timestamp
+	71,  // 59: strandmq.v1.DeadLetter.dead_since:type_name -> google.protobuf.Timestamp
+	47,  // 60: strandmq.v1.DeadLetter.history:type_name -> strandmq.v1.Attempt
+	71,  // 61: strandmq.v1.Attempt.handed_out:type_name -> google.protobuf.Timestamp
+	71,  // 62: strandmq.v1.Attempt.ended:type_name -> google.protobuf.Timestamp
+	49,  // 63: strandmq.v1.DeadLetterSelector.place:type_name -> strandmq.v1.MessagePlace
+	19,  // 64: strandmq.v1.MessagePlace.position:type_name -> strandmq.v1.StartPosition
+	75,  // 65: strandmq.v1.ListDeadLettersRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	46,  // 66: strandmq.v1.ListDeadLettersResponse.dead_letters:type_name -> strandmq.v1.DeadLetter
+	13,  // 67: strandmq.v1.ListDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	48,  // 68: strandmq.v1.GetDeadLetterRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	75,  // 69: strandmq.v1.GetDeadLetterRequest.body_format:type_name -> strandmq.v1.BodyFormat
+	46,  // 70: strandmq.v1.GetDeadLetterResponse.dead_letter:type_name -> strandmq.v1.DeadLetter
+	48,  // 71: strandmq.v1.ReplayDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	13,  // 72: strandmq.v1.ReplayDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	48,  // 73: strandmq.v1.DiscardDeadLettersRequest.which:type_name -> strandmq.v1.DeadLetterSelector
+	13,  // 74: strandmq.v1.DiscardDeadLettersResponse.left_out:type_name -> strandmq.v1.LeftOut
+	49,  // 75: strandmq.v1.TraceRequest.place:type_name -> strandmq.v1.MessagePlace
+	60,  // 76: strandmq.v1.TraceResponse.messages:type_name -> strandmq.v1.MessageTrace
+	74,  // 77: strandmq.v1.MessageTrace.message:type_name -> strandmq.v1.Message
+	61,  // 78: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
+	62,  // 79: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
+	71,  // 80: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
+	71,  // 81: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
+	66,  // 82: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
+	67,  // 83: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
+	68,  // 84: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
+	70,  // 85: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
+	65,  // 86: strandmq.v1.NodeInfoResponse.peers:type_name -> strandmq.v1.NodePeer
+	71,  // 87: strandmq.v1.NodeInfoResponse.now:type_name -> google.protobuf.Timestamp
+	71,  // 88: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
+	71,  // 89: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
+	71,  // 90: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
+	69,  // 91: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
+	6,   // 92: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
+	8,   // 93: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
+	10,  // 94: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
+	14,  // 95: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
+	16,  // 96: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
+	20,  // 97: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
+	23,  // 98: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
+	27,  // 99: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
+	35,  // 100: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
+	37,  // 101: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
+	40,  // 102: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
+	42,  // 103: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
+	44,  // 104: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
+	50,  // 105: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
+	52,  // 106: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
+	54,  // 107: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
+	56,  // 108: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
+	58,  // 109: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
+	63,  // 110: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
+	7,   // 111: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
+	9,   // 112: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
+	11,  // 113: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
+	15,  // 114: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
+	17,  // 115: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
+	21,  // 116: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
+	24,  // 117: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
+	28,  // 118: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
+	36,  // 119: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
+	38,  // 120: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
+	41,  // 121: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
+	43,  // 122: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
+	45,  // 123: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
+	51,  // 124: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
+	53,  // 125: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
+	55,  // 126: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
+	57,  // 127: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
+	59,  // 128: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
+	64,  // 129: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
+	111, // [111:130] is the sub-list for method output_type
+	92,  // [92:111] is the sub-list for method input_type
+	92,  // [92:92] is the sub-list for extension type_name
+	92,  // [92:92] is the sub-list for extension extendee
+	0,   // [0:92] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_admin_proto_init() }
@@ -6432,16 +6519,16 @@ func file_strandmq_v1_admin_proto_init() {
 		(*StartPosition_FromEnd)(nil),
 		(*StartPosition_Time)(nil),
 	}
-	file_strandmq_v1_admin_proto_msgTypes[25].OneofWrappers = []any{}
-	file_strandmq_v1_admin_proto_msgTypes[32].OneofWrappers = []any{}
-	file_strandmq_v1_admin_proto_msgTypes[43].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[26].OneofWrappers = []any{}
+	file_strandmq_v1_admin_proto_msgTypes[33].OneofWrappers = []any{}
+	file_strandmq_v1_admin_proto_msgTypes[44].OneofWrappers = []any{
 		(*DeadLetterSelector_Id)(nil),
 		(*DeadLetterSelector_Key)(nil),
 		(*DeadLetterSelector_KeyBytes)(nil),
 		(*DeadLetterSelector_Place)(nil),
 		(*DeadLetterSelector_All)(nil),
 	}
-	file_strandmq_v1_admin_proto_msgTypes[53].OneofWrappers = []any{
+	file_strandmq_v1_admin_proto_msgTypes[54].OneofWrappers = []any{
 		(*TraceRequest_Id)(nil),
 		(*TraceRequest_Place)(nil),
 	}
@@ -6451,7 +6538,7 @@ func file_strandmq_v1_admin_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_strandmq_v1_admin_proto_rawDesc), len(file_strandmq_v1_admin_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   66,
+			NumMessages:   67,
 			NumExtensions: 0,
 			NumServices:   5,
 		},
