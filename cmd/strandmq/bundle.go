@@ -196,7 +196,7 @@ func (a *app) gather(ctx context.Context, b *bundle, watch time.Duration) error 
 	if err := b.value("environment.json", "settings of this program", settings()); err != nil {
 		return err
 	}
-	facts, err := a.inquire(ctx, "", "", watch, true)
+	facts, err := a.inquire(ctx, "", "", watch, time.Minute, true)
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -214,7 +214,7 @@ func (a *app) gather(ctx context.Context, b *bundle, watch time.Duration) error 
 	if err := b.value("doctor/findings.json", "what doctor found", orNone(doctor.Diagnose(facts, doctor.Options{}))); err != nil {
 		return err
 	}
-	q := &inquiry{asked: dialAny(nil, a.servers...), ctx: ctx}
+	q := &inquiry{asked: dialAny(nil, a.servers...), ctx: ctx, patience: answerTime}
 	for _, n := range facts.Nodes {
 		if n.Answered {
 			if err := b.node(q, nodeWord(n.ID), n.API); err != nil {

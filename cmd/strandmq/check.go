@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -37,6 +38,7 @@ func (l *limitFlags) limits() doctor.Limits {
 func (a *app) checkCommand() *cobra.Command {
 	var s scope
 	var l limitFlags
+	within := spanFlag{4500 * time.Millisecond}
 	c := command(&cobra.Command{
 		Use:   "check",
 		Short: "Check figures against limits, for monitoring",
@@ -56,8 +58,11 @@ could be asked and the rest is well. 'strandmq doctor' says why.`,
 		if err := s.check(); err != nil {
 			return err
 		}
+		if within.d <= 0 {
+			return usagef("--timeout 0: nobody answers in no time; use 1s or more")
+		}
 		v := doctor.Verdict{State: doctor.Unknown}
-		facts, err := a.inquire(cmd.Context(), s.topic, s.group, 0, false)
+		facts, err := a.inquire(cmd.Context(), s.topic, s.group, 0, within.d, false)
 		if err == nil {
 			err = s.known(facts)
 		}
@@ -80,6 +85,7 @@ could be asked and the rest is well. 'strandmq doctor' says why.`,
 	c.Annotations = map[string]string{usageExit: "3"}
 	s.flags(c)
 	l.flags(c)
+	c.Flags().Var(&within, "timeout", "how long it may take in all: what has not answered by then counts as not answering")
 	return c
 }
 

@@ -45,6 +45,7 @@ func (s *scope) known(f *doctor.Facts) error {
 func (a *app) doctorCommand() *cobra.Command {
 	var s scope
 	var m oneMessage
+	within := spanFlag{9 * time.Second}
 	behind, watch := spanFlag{doctor.DefaultBehind}, spanFlag{3 * time.Second}
 	c := command(&cobra.Command{
 		Use:   "doctor",
@@ -76,7 +77,10 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 		if behind.d <= 0 {
 			return usagef("--behind 0: everything would be behind; use 1s or more")
 		}
-		facts, err := a.inquire(cmd.Context(), s.topic, s.group, watch.d, true)
+		if within.d <= 0 {
+			return usagef("--timeout 0: nobody answers in no time; use 1s or more")
+		}
+		facts, err := a.inquire(cmd.Context(), s.topic, s.group, watch.d, within.d, true)
 		if err == nil {
 			err = s.known(facts)
 		}
@@ -98,6 +102,7 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 	s.flags(c)
 	m.flags(c)
 	c.Flags().Var(&behind, "behind", "a group is asked why when its oldest message waits for so long")
+	c.Flags().Var(&within, "timeout", "how long asking may take in all, beside --watch: what has not answered by then counts as not answering")
 	c.Flags().Var(&watch, "watch", "how long to wait between two looks at what counts; 0: look once")
 	return c
 }

@@ -20,17 +20,18 @@ import (
 // inquiry asks a cluster for the facts that doctor and check judge. It makes each call
 // once, with little patience: what does not answer is a fact, too.
 type inquiry struct {
-	way    *servers // what --server names
-	asked  *clients // whoever answers, for what any node can tell
-	server string   // the node that answered first, and its address
-	own    uint64
-	id     string // of the cluster
-	ctx    context.Context
-	topic  string // only this; empty: all
-	group  string
-	apart  time.Duration // between two looks at what counts; 0: one look
-	whole  bool          // also why, not just how much
-	ahead  time.Duration // how far the broker's clock is ahead of ours
+	way      *servers // what --server names
+	asked    *clients // whoever answers, for what any node can tell
+	server   string   // the node that answered first, and its address
+	own      uint64
+	id       string // of the cluster
+	ctx      context.Context
+	topic    string // only this; empty: all
+	group    string
+	apart    time.Duration // between two looks at what counts; 0: one look
+	whole    bool          // also why, not just how much
+	ahead    time.Duration // how far the broker's clock is ahead of ours
+	patience time.Duration // how long one call may take
 
 	// nodes and before change only while no calls run beside each other.
 	nodes  map[uint64]*clients
@@ -53,6 +54,8 @@ const (
 	// answerTime is how long one call may take. A node that is well answers in
 	// milliseconds.
 	answerTime = 5 * time.Second
+	// briefly is that of check and doctor, which several calls may have to wait for.
+	briefly = 3 * time.Second
 	// beside is how many calls run at once.
 	beside = 8
 	// mostTopics and mostGroups bound what is looked at closely.
@@ -66,7 +69,7 @@ const (
 // It is for calls that only look.
 func one[Req, Res any](q *inquiry, call func(context.Context, *Req) (*Res, error), req *Req) (*Res, error) {
 	for first := true; ; first = false {
-		ctx, cancel := context.WithTimeout(q.ctx, answerTime)
+		ctx, cancel := context.WithTimeout(q.ctx, q.patience)
 		res, err := call(ctx, req)
 		cancel()
 		var e *apiError
@@ -95,9 +98,10 @@ func (q *inquiry) unreached(what string, err error) {
 }
 
 // newInquiry begins to ask a cluster. It fails if nothing answers at all.
-func (a *app) newInquiry(ctx context.Context, topic, group string) (*inquiry, error) {
+func (a *app) newInquiry(ctx context.Context, topic, group string, patience time.Duration) (*inquiry, error) {
 	q := &inquiry{
-		asked: dialAny(nil, a.servers...), ctx: ctx, topic: topic, group: group,
+		patience: patience,
+		asked:    dialAny(nil, a.servers...), ctx: ctx, topic: topic, group: group,
 		nodes: map[uint64]*clients{}, before: map[[2]string]doctor.Counts{}, slow: map[uint64][2]uint64{},
 	}
 	own, err := one(q, q.asked.node.NodeInfo, &strandmqv1.NodeInfoRequest{})
@@ -122,21 +126,28 @@ func (a *app) newInquiry(ctx context.Context, topic, group string) (*inquiry, er
 	return q, nil
 }
 
-// inquire gathers the facts. It fails only if nothing answers at all.
-func (a *app) inquire(ctx context.Context, topic, group string, apart time.Duration, whole bool) (*doctor.Facts, error) {
-	q, err := a.newInquiry(ctx, topic, group)
+// inquire gathers the facts, within a time that the wait between two looks is not part
+// of: what has not answered by then is a fact like what did not answer. It fails only if
+// nothing answers at all.
+func (a *app) inquire(ctx context.Context, topic, group string, apart, within time.Duration, whole bool) (*doctor.Facts, error) {
+	asking, cancel := context.WithTimeout(ctx, apart+within)
+	defer cancel()
+	q, err := a.newInquiry(asking, topic, group, min(briefly, within))
 	if err != nil {
 		return nil, err
 	}
 	q.apart, q.whole, q.facts.Only = apart, whole, topic
 	if apart > 0 {
+		again := time.NewTimer(apart) // from now on: whoever hangs is not waited for twice
+		defer again.Stop()
+		began := time.Now()
 		q.look(true)
 		select {
-		case <-time.After(apart):
+		case <-again.C:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
-		q.facts.Apart = apart
+		q.facts.Apart = max(apart, time.Since(began))
 		q.facts.Unreached = nil // who answers by now was asked
 	}
 	q.look(false)
@@ -165,12 +176,18 @@ func (q *inquiry) silent() {
 // look takes one look: the first notes only what counts.
 func (q *inquiry) look(first bool) {
 	q.cluster()
-	q.each(len(q.facts.Nodes), func(i int) { q.node(&q.facts.Nodes[i], first) })
-	q.quorum()
-	q.groups(first)
+	// Beside each other, since a node that hangs makes all three slow. Each fills facts
+	// of its own.
+	var parts sync.WaitGroup
+	parts.Go(func() {
+		q.each(len(q.facts.Nodes), func(i int) { q.node(&q.facts.Nodes[i], first) })
+	})
+	parts.Go(func() { q.groups(first) })
 	if !first {
-		q.topics()
+		parts.Go(q.topics)
 	}
+	parts.Wait()
+	q.quorum()
 }
 
 // quorum takes the nodes' own word for it that nobody leads the metadata, where none of
@@ -256,6 +273,7 @@ func (q *inquiry) node(n *doctor.Node, first bool) {
 		q.unreached("node "+nodeWord(n.ID), errors.New("it tells no address for clients"))
 		return
 	}
+	began := time.Now()
 	res, err := one(q, to.node.NodeInfo, &strandmqv1.NodeInfoRequest{})
 	if err != nil {
 		// Nobody there is not the same as somebody who says nothing.
@@ -265,7 +283,7 @@ func (q *inquiry) node(n *doctor.Node, first bool) {
 			err = fmt.Errorf("%s: %w", n.API, dialed.Err)
 		case errors.Is(err, context.DeadlineExceeded) || deadlinePassed(err):
 			n.Hangs = true
-			err = fmt.Errorf("%s: no answer within %v", n.API, answerTime)
+			err = fmt.Errorf("%s: no answer within %v", n.API, time.Since(began).Round(100*time.Millisecond))
 		}
 		q.unreached("node "+nodeWord(n.ID), err)
 		return

@@ -42,7 +42,7 @@ and q or Ctrl-C ends it; elsewhere it prints each look.`,
 		if interval.d < 100*time.Millisecond {
 			return usagef("--interval %s: use 100ms or more", quantity.FormatSpan(interval.d))
 		}
-		q, err := a.newInquiry(cmd.Context(), s.topic, s.group)
+		q, err := a.newInquiry(cmd.Context(), s.topic, s.group, answerTime)
 		if err != nil {
 			return err
 		}
