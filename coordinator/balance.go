@@ -120,11 +120,13 @@ func (b *balancer) notes(now partition.Millis, m *Map, noted func(partition.Node
 		if at, silent := b.since[n.ID]; silent {
 			quiet, dead := at+min(silentAfter, b.opt.DeadAfter/2), at+b.opt.DeadAfter+1
 			switch {
-			case now >= dead:
+			case now >= dead && was != Present:
 				is = GivenUp
 			case now >= quiet:
-				is = max(Silent, was)
-				sooner(dead)
+				// Its silence is told first, also where that had to wait for other news.
+				if is = max(Silent, was); now < dead {
+					sooner(dead)
+				}
 			default:
 				is = was // it is not known yet
 				sooner(quiet)

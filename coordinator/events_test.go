@@ -4,11 +4,13 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/coordinator/placement"
 	"github.com/strandmq/strandmq/partition"
 	storagev1 "github.com/strandmq/strandmq/proto/storage/v1"
 )
@@ -213,5 +215,37 @@ func TestEventsDoNotChange(t *testing.T) {
 	}
 	if now := l.mach.events.list; len(now) != 2 || now[1].Kind != DiskLow || now[1].Count != 6 {
 		t.Errorf("%+v", now)
+	}
+}
+
+// A node's silence is told before it is told to be given up, also where news of another
+// node were on their way until both were due.
+func TestSilenceIsToldFirst(t *testing.T) {
+	l := newEventLog(t)
+	b := newBalancer(2, placement.Options{DeadAfter: 3_000})
+	b.since[1], b.noted = l.now, l.now+2_900
+	notes := func(now, wakes partition.Millis, want ...Presence) {
+		t.Helper()
+		cmd, wake := b.notes(now, l.mach.m, func(n partition.NodeID) Presence { return l.mach.sources[n].presence })
+		var got []Presence
+		for _, n := range cmd.GetNoteNodes().GetNodes() {
+			got = append(got, Presence(n.GetPresence()))
+		}
+		if !slices.Equal(got, want) || wake != wakes {
+			t.Errorf("at %d: %v, and again at %d; want %v at %d", now, got, wake, want, wakes)
+		}
+		if cmd != nil {
+			l.apply(cmd)
+		}
+	}
+	at := l.now
+	notes(at+3_500, at+2_900+between)
+	notes(at+4_000, at+4_000+between, Silent)
+	notes(at+4_500, at+4_000+between)
+	notes(at+5_000, at+5_000+between, GivenUp)
+	notes(at+6_000, 0)
+	list := l.mach.events.list
+	if n := len(list); n < 2 || list[n-2].Kind != NodeSilent || list[n-1].Kind != NodeGivenUp {
+		t.Errorf("%+v", list)
 	}
 }
