@@ -48,12 +48,13 @@ type agent struct {
 	life    uint64              // of this start
 	earlier []coordinator.Start // of the data folder, as far as it knows them
 
-	setNodes uint64      // Map.Placed when the connections were told last; run's
-	told     bool        // they were told at all; run's
-	keeper   duty.Keeper // run's
-	mending  mending     // run's
-	disown   time.Time   // since when most others have not taken this node for one of the cluster; run's
-	undone   time.Time   // since when, as the leader of the metadata log, this node sees something unfinished; run's
+	setNodes uint64          // Map.Placed when the connections were told last; run's
+	told     bool            // they were told at all; run's
+	keeper   duty.Keeper     // run's
+	mending  mending         // run's
+	shedding partition.Index // the last entry of the metadata log here that is to go, as long as it is there; run's
+	disown   time.Time       // since when most others have not taken this node for one of the cluster; run's
+	undone   time.Time       // since when, as the leader of the metadata log, this node sees something unfinished; run's
 
 	mu      sync.Mutex
 	clients map[partition.NodeID]*http.Client   // guarded by mu

@@ -49,9 +49,13 @@ func (a *agent) shed(ctx context.Context, doing *sync.WaitGroup) (more bool) {
 	}
 	// The last entry stays, and the one before the first that stays has to read.
 	info, err := a.b.host.Info(partition.Metadata)
+	if err == nil {
+		a.tellShed(info.FirstIndex)
+	}
 	if err != nil || info.Fault != "" || to < info.FirstIndex || to+2 > info.Position.Index {
 		return false
 	}
+	a.shedding = max(a.shedding, to)
 	return a.do(ctx, doing, partition.Metadata, "letting go of damaged entries", func(ctx context.Context) error {
 		if err := a.b.host.Shed(ctx, partition.Metadata, to); err != nil {
 			return err
@@ -66,10 +70,20 @@ func (a *agent) shed(ctx context.Context, doing *sync.WaitGroup) (more bool) {
 				return err
 			}
 		}
-		a.log.Info("damaged entries of the metadata log are gone: a restart does without them", "to", to)
-		a.b.events.ofNode(coordinator.EntriesLetGo, fmt.Sprintf("entries of its copy of the metadata log did not read, and it goes on without those up to %d", to))
 		return nil
 	})
+}
+
+// tellShed tells of damaged entries that are gone, once: also of those that went when
+// nobody waited for it any more.
+func (a *agent) tellShed(first partition.Index) {
+	to := a.shedding
+	if to == 0 || first <= to {
+		return
+	}
+	a.shedding = 0
+	a.log.Info("damaged entries of the metadata log are gone: a restart does without them", "to", to)
+	a.b.events.ofNode(coordinator.EntriesLetGo, fmt.Sprintf("entries of its copy of the metadata log did not read, and it goes on without those up to %d", to))
 }
 
 // mending is what a node remembers of its damaged replicas, to tell of them once.

@@ -402,3 +402,18 @@ func TestLostFileIsMadeAnew(t *testing.T) {
 	}
 	c.stands(bad, "orders", a)
 }
+
+// Entries that are let go of are told once, when they are gone, whoever still waited.
+func TestLetGoIsToldOnce(t *testing.T) {
+	t.Parallel()
+	a := &agent{b: &Broker{events: newHappenings()}, log: clusterLogger(), shedding: 7}
+	for _, look := range []struct {
+		first partition.Index
+		told  int
+	}{{1, 0}, {7, 0}, {8, 1}, {9, 1}} {
+		a.tellShed(look.first)
+		if told := a.b.events.waiting; len(told) != look.told || look.told > 0 && (told[0].kind != coordinator.EntriesLetGo || told[0].count != 1) {
+			t.Errorf("its log begins at %d: %+v", look.first, told)
+		}
+	}
+}
