@@ -197,7 +197,7 @@ func TestSilenceAfterStop(t *testing.T) {
 	if text := silent(storagev1.NodePresence_NODE_PRESENCE_SILENT); !strings.Contains(text, "did not say that it stops: others lead what it led, where a majority") {
 		t.Error(text)
 	}
-	l.mach.applied = stopRules - 1
+	l.mach.applied = newsRules - 1
 	if text := l.mach.silentText(1); text != "it is not heard of: others lead what it led" {
 		t.Error(text)
 	}

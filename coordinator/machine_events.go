@@ -36,11 +36,11 @@ const (
 // written down, and must not be by who applies them again.
 const eventRules = 4
 
-// stopRules are the first with which a node's start is told, and its silence apart from its
-// stop. The start is written down with the address, so that no stop of before is taken for
+// newsRules are the first with which a node's start is told, its silence apart from its
+// stop, and why a group's partitions were assigned anew. The start is written down with the address, so that no stop of before is taken for
 // one of a node that died at once. A silence no more claims that others lead what the node
 // led: what has no majority left has no leader.
-const stopRules = 6
+const newsRules = 6
 
 // source is what is known of a node as one that tells events, and of which they tell.
 type source struct {
@@ -189,7 +189,7 @@ func (mc *machine) noteNodes(c *storagev1.NoteNodes) *result {
 func (mc *machine) silentText(n partition.NodeID) string {
 	_, stopped := mc.events.Stopped(n)
 	switch {
-	case mc.applied < stopRules:
+	case mc.applied < newsRules:
 		return "it is not heard of: others lead what it led"
 	case stopped:
 		return "it is not heard of, since it was stopped"

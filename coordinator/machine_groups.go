@@ -286,7 +286,7 @@ func silence(names []string) string {
 	case 1:
 		return memberIs(names[0], "is not heard of")
 	}
-	return fmt.Sprintf("%s and %d more", memberIs(names[0], "is not heard of"), len(names)-1)
+	return fmt.Sprintf("member %s and %d more are not heard of", plain.Quote(names[0]), len(names)-1)
 }
 
 // longestAway is, of the members that are away, the one with the oldest session;
@@ -395,7 +395,10 @@ func (mc *machine) setMembers(g *Group, members []*Member, why string) {
 		}
 	}
 	g.Generation++
-	g.Changed, g.Why = mc.clock, why
+	g.Changed, g.Why = 0, ""
+	if mc.applied >= newsRules {
+		g.Changed, g.Why = mc.clock, why
+	}
 	mc.edit().sessions += len(g.Members) - len(before)
 	mc.putGroup(g)
 }

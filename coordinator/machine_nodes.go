@@ -236,7 +236,7 @@ func (mc *machine) moveTo(n *Node, at Address, earlier []Start) *result {
 	next := *n
 	next.Address = at
 	mc.putNode(&next)
-	if mc.applied >= stopRules && n.Peer != "" && (n.Boot != at.Boot || n.Life != at.Life) {
+	if mc.applied >= newsRules && n.Peer != "" && (n.Boot != at.Boot || n.Life != at.Life) {
 		mc.record(Happening{Kind: NodeStarted, Node: n.ID, Text: fmt.Sprintf("it was started again: start %d of its store", at.Boot)})
 	}
 	return &result{node: &next}

@@ -387,8 +387,6 @@ func TestLimits(t *testing.T) {
 	want(must(t, mc, createTopic("c", 1)), "")
 }
 
-// An expiry is checked when it is applied: whatever happened between the
-// leader's look at its clock and the commit wins.
 // A group tells when its partitions were assigned as they are, and why.
 func TestWhyAssigned(t *testing.T) {
 	mc := newMachine()
@@ -426,11 +424,13 @@ func TestWhyAssigned(t *testing.T) {
 	z := does(join(1, "z"), `member "z" joined`)
 	does(leave("z", z, true), `member "z" drains`)
 	does(leave("z", z, false), `member "z" left`)
-	does(expire(&storagev1.SessionRef{Member: "x", Session: x}, &storagev1.SessionRef{Member: "y", Session: y}), `member "x" is not heard of and 1 more`)
+	does(expire(&storagev1.SessionRef{Member: "x", Session: x}, &storagev1.SessionRef{Member: "y", Session: y}), `member "x" and 1 more are not heard of`)
 	does(&storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_Join{Join: &storagev1.Join{GroupId: 1, Member: "x", Keep: true, Session: x}}}, `member "x" is back`)
 	does(expire(&storagev1.SessionRef{Member: "y", Session: y, Away: true}), `member "y" is not heard of`)
 }
 
+// An expiry is checked when it is applied: whatever happened between the
+// leader's look at its clock and the commit wins.
 func TestExpiryIsCheckedAtApply(t *testing.T) {
 	mc := newMachine()
 	must(t, mc, createTopic("a", 2))

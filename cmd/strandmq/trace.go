@@ -194,7 +194,7 @@ func (a *app) cut(m *strandmqv1.MessageTrace) {
 	case m.GetCut() > 0 && i < len(m.GetEvents()):
 		e := m.GetEvents()[i]
 		// What happened in the same entry may be on either side.
-		a.talk("%s events are left out, before %s: see them with --before %d", quantity.Count(m.GetCut()), stamp(e.GetTime()), e.GetLogIndex()+1)
+		a.talk("events left out before %s: %s; see them with --before %d", stamp(e.GetTime()), quantity.Count(m.GetCut()), e.GetLogIndex()+1)
 	case m.GetTruncated():
 		a.talk("there may be more: so much was published after it that not all of it was looked through for repeats")
 	}

@@ -71,7 +71,7 @@ func TestStopIsTold(t *testing.T) {
 		})
 		c.nodes[of].crash()
 		inTime(t, "it is silent", func() bool { return c.node(asked, of).GetSilentMs() > 0 })
-		if n := c.node(asked, of); n.GetStopped() != nil {
+		if n := c.node(asked, of); n == nil || n.GetStopped() != nil {
 			t.Errorf("%s died, and is said to have been stopped: %v", which, n)
 		}
 		if err := c.nodes[of].start(); err != nil {

@@ -1,7 +1,6 @@
 package broker
 
 import (
-	"context"
 	"log/slog"
 	"strings"
 	"sync"
@@ -50,7 +49,7 @@ func TestDeletedBeneathMembers(t *testing.T) {
 					t.Errorf("a Subscribe at %s: %s, %v; want %s", name, got, s.Err(), reason)
 				}
 			})
-			polls, a := context.Background(), c.api(i)
+			polls, a := ctx(t), c.api(i)
 			join, err := a.consume.Join(polls, &strandmqv1.JoinRequest{Topic: topic, Group: "g", Member: "polls-" + name})
 			if err != nil {
 				t.Fatal(err)

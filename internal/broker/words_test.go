@@ -24,7 +24,7 @@ func TestRefusedLines(t *testing.T) {
 	const bad, good = `{"key":"k","value":"x","headers":[{"name":"a b","value":"c"}]}`, `{"key":"k","value":"x"}`
 	for lines, want := range map[string]string{
 		bad + "\n" + bad:  "all 2 messages were refused; the first is line 1: ",
-		good + "\n" + bad: "1 of 2 messages were refused, and the others are stored; the first refused is line 2: ",
+		good + "\n" + bad: "refused: 1 of 2 messages, and the others are stored; the first refused is line 2: ",
 		bad:               "line 1: ",
 	} {
 		if got := p.do("POST", "/v1/topics/t/messages", ndlines, lines); got.status < 400 || !strings.Contains(string(got.body), `"detail":"`+want) {

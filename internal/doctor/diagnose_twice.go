@@ -94,8 +94,8 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 			continue
 		}
 		if g.Now.Stale > 0 {
-			f.say("%s of the group came when the message had gone to somebody else, and %d of them as acks after the deadline of %s, since a node leads here",
-				some(g.Now.Stale, "settlement"), g.Now.Late, rough(g.Deadline))
+			f.say("%s of the group came when the message had gone to somebody else, acks after the deadline of %s among them: %d, since the partitions have their leaders",
+				some(g.Now.Stale, "settlement"), rough(g.Deadline), g.Now.Late)
 		}
 		if lapsed {
 			f.next("strandmq group alter %s %s --ack-deadline %s    # or have handlers extend, or do less at a time", g.Topic, g.Name, rough(roomy(0, g.Deadline)))
@@ -131,7 +131,7 @@ func (d *ofGroup) stale() {
 	if g.Now.Lost > 0 {
 		why = append(why, some(g.Now.Lost, "delivery")+" with a session that was lost, as when two processes have one member's name")
 	}
-	f.say("within %s %s refused as stale, %d since a node leads here", rough(d.facts.Apart), some(n, "settlement"), g.Now.Stale)
+	f.say("within %s %s refused as stale, %d since the partitions have their leaders", rough(d.facts.Apart), some(n, "settlement"), g.Now.Stale)
 	if len(why) > 0 {
 		f.say("so far %s", strings.Join(why, ", and "))
 	}

@@ -29,7 +29,7 @@ func TestWhyAMessageCameTwice(t *testing.T) {
 			f.Groups[0].Now.Stale, f.Groups[0].Now.Late = 2, 1
 			f.Groups[0].Before = f.Groups[0].Now
 			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 2, Failed: []Attempt{{Member: "m", Took: 30 * time.Second, Ended: now, Outcome: "lapse"}}}}
-		}, "DELIVERED_AGAIN", []string{"was handed the message at offset 7", "2 times, since its ack came too late, or never", "2 settlements of the group", "1 of them as acks after the deadline of 30s", "--ack-deadline 1m"}},
+		}, "DELIVERED_AGAIN", []string{"was handed the message at offset 7", "2 times, since its ack came too late, or never", "2 settlements of the group", "acks after the deadline of 30s among them: 1", "--ack-deadline 1m"}},
 		{"it failed, and was replayed", func(_ *Facts, m *Message) {
 			nack := Attempt{Member: "m", Took: time.Second, Ended: now, Outcome: "nack", Reason: "no funds"}
 			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 3, Failed: []Attempt{nack, nack}, Again: []string{"it was replayed", "it was replayed"}}}

@@ -227,7 +227,7 @@ func (a *api) publishLines(w http.ResponseWriter, r *http.Request) error {
 		whole.results = results
 		switch {
 		case refused < len(results):
-			whole.detail = fmt.Sprintf("%d of %d messages were refused, and the others are stored; the first refused is %s", refused, len(results), first.detail)
+			whole.detail = fmt.Sprintf("refused: %d of %d messages, and the others are stored; the first refused is %s", refused, len(results), first.detail)
 		case refused > 1:
 			whole.detail = fmt.Sprintf("all %d messages were refused; the first is %s", refused, first.detail)
 		default:
