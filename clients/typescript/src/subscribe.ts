@@ -129,10 +129,8 @@ export async function* subscribe(service: Service, o: SubscribeOptions): AsyncGe
         if (Date.now() - opened > livedMs) backoff.reset();
         o.onReconnect?.(e);
         end();
-        await sleep(backoff.wait(e), signal).catch(() => undefined);
-      } finally {
-        end();
         stop.signal.removeEventListener("abort", end);
+        await sleep(backoff.wait(e), signal).catch(() => undefined);
       }
     }
   } finally {
