@@ -387,13 +387,20 @@ func TestLimits(t *testing.T) {
 	want(must(t, mc, createTopic("c", 1)), "")
 }
 
-// A group tells when its partitions were assigned as they are, and why.
-func TestWhyAssigned(t *testing.T) {
+// groupAlone is a machine with a topic of two partitions and a group, of id 1 each.
+func groupAlone(t *testing.T) *machine {
+	t.Helper()
 	mc := newMachine()
 	must(t, mc, createTopic("a", 2))
 	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishTopic{FinishTopic: &storagev1.FinishTopic{TopicId: 1}}})
 	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: 1, Name: "g"}}})
 	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishGroup{FinishGroup: &storagev1.FinishGroup{GroupId: 1, Revision: 1}}})
+	return mc
+}
+
+// A group tells when its partitions were assigned as they are, and why.
+func TestWhyAssigned(t *testing.T) {
+	mc := groupAlone(t)
 	now := int64(1000)
 	does := func(c *storagev1.MetadataCommand, want string) uint64 {
 		t.Helper()
@@ -432,11 +439,7 @@ func TestWhyAssigned(t *testing.T) {
 // An expiry is checked when it is applied: whatever happened between the
 // leader's look at its clock and the commit wins.
 func TestExpiryIsCheckedAtApply(t *testing.T) {
-	mc := newMachine()
-	must(t, mc, createTopic("a", 2))
-	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishTopic{FinishTopic: &storagev1.FinishTopic{TopicId: 1}}})
-	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_CreateGroup{CreateGroup: &storagev1.CreateGroup{TopicId: 1, Name: "g"}}})
-	must(t, mc, &storagev1.MetadataCommand{Command: &storagev1.MetadataCommand_FinishGroup{FinishGroup: &storagev1.FinishGroup{GroupId: 1, Revision: 1}}})
+	mc := groupAlone(t)
 	old := must(t, mc, join(1, "x")).member.Session
 	other := must(t, mc, join(1, "y")).member.Session
 	now := must(t, mc, join(1, "x")).member.Session

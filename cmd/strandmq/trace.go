@@ -142,15 +142,15 @@ func (a *app) printKey(ctx context.Context, s keySearch, whole bool) error {
 
 // lives prints each message's life.
 func (a *app) lives(res *strandmqv1.TraceResponse) error {
-	print := a.life
+	show := a.life
 	if a.output == "timeline" {
-		print = a.printTimeline
+		show = a.printTimeline
 	}
 	for i, m := range res.GetMessages() {
 		if i > 0 {
 			fmt.Fprintln(a.out)
 		}
-		if err := print(m); err != nil {
+		if err := show(m); err != nil {
 			return err
 		}
 	}

@@ -127,8 +127,9 @@ func readFrom(ctx context.Context, api *clients, topic string, partition uint32,
 
 // stopped is why a partition was not read.
 func stopped(res *strandmqv1.ReadResponse) error {
-	for _, l := range res.GetLeftOut() {
-		return &apiError{reason: l.GetProblem().GetReason(), text: l.GetProblem().GetMessage()}
+	if left := res.GetLeftOut(); len(left) > 0 {
+		p := left[0].GetProblem()
+		return &apiError{reason: p.GetReason(), text: p.GetMessage()}
 	}
 	return nil
 }

@@ -54,7 +54,7 @@ func bars(m *strandmqv1.MessageTrace) (out []bar, total time.Duration) {
 		if _, ok := order[g]; !ok {
 			order[g] = len(order)
 		}
-		i, out1 := open[g]
+		i, isOut := open[g]
 		switch e.GetWhat() {
 		case "handed-out":
 			open[g] = len(out)
@@ -65,11 +65,11 @@ func bars(m *strandmqv1.MessageTrace) (out []bar, total time.Duration) {
 			}
 			continue
 		case "extended":
-			if out1 {
+			if isOut {
 				continue // the bar is longer for it
 			}
 		case "acked", "nacked", "rejected", "lapsed", "session-lost", "released":
-			if out1 {
+			if isOut {
 				b := &out[i]
 				b.to, b.mark = max(after, b.from), marks[e.GetWhat()]
 				b.what = fmt.Sprintf("%s after %v", e.GetWhat(), b.to-b.from)
