@@ -1,6 +1,8 @@
 package broker
 
 import (
+	"fmt"
+
 	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/internal/record"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
@@ -141,7 +143,11 @@ func (b *Broker) settledResults(results []consumer.SettleRunResult) []*strandmqv
 		r := &results[i]
 		out[i] = &strandmqv1.SettleRunResult{First: r.First, Last: r.Last, Deadline: timestampOrNil(int64(r.Deadline)), DeadLettered: r.Dead}
 		if r.Err != nil {
-			out[i].Problem = b.itemProblem("settlements", r.Run, r.Err)
+			why := *b.explain(r.Err)
+			if why.field == "token" {
+				why.field = "first" // a stream names its deliveries by number
+			}
+			out[i].Problem = b.problemIn(&why, fmt.Sprintf("settlements[%d]", r.Run))
 		}
 	}
 	return out

@@ -274,7 +274,7 @@ func TestConsumeSettles(t *testing.T) {
 		{First: 0, Action: ack}, {First: 100, Last: 200, Action: ack},
 	}})
 	var said []string
-	fields := map[uint64]string{7: "settlements[5].action", 8: "settlements[6].action", 9: "settlements[7].delay_ms", 11: "settlements[9].reason", 0: "settlements[10].first", 100: "settlements[11].token"}
+	fields := map[uint64]string{7: "settlements[5].action", 8: "settlements[6].action", 9: "settlements[7].delay_ms", 11: "settlements[9].reason", 0: "settlements[10].first", 100: "settlements[11].first"}
 	for _, r := range m.results(13 + 100) {
 		if want := fields[r.GetFirst()]; want != "" && r.GetProblem().GetField() != want {
 			t.Errorf("%d: field %s, want %s", r.GetFirst(), r.GetProblem().GetField(), want)
