@@ -190,7 +190,7 @@ type GroupState struct {
 	Scanned  partition.Offset // first that was not looked at yet
 	Epoch    uint64           // how often it was reset
 	Counts   Counts
-	Stalls   []Stall // at most 20, the oldest first
+	Stalls   []Stall // at most MaxStalls, the oldest first
 	Members  []MemberHold
 	Kept     Kept
 	Circuit  Circuit

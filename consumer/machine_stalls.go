@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/strandmq/strandmq/internal/quantity"
 	"github.com/strandmq/strandmq/partition"
 )
 
@@ -65,7 +66,7 @@ func (g *group) unasked(at partition.Position, now partition.Millis, lag uint64)
 			continue
 		}
 		s := Stall{Reason: "IN_FLIGHT_LIMIT", Offset: g.scanned, Member: ms.name,
-			Text: fmt.Sprintf("the member holds %s, the group's max_in_flight_member is %d, and nobody else may have what waits: settle some", many(uint64(ms.held), "delivery", "deliveries"), g.policy.MaxInFlightMember)}
+			Text: fmt.Sprintf("the member holds %s, the group's max_in_flight_member is %d, and nobody else may have what waits: settle some", quantity.Some(ms.held, "delivery"), g.policy.MaxInFlightMember)}
 		for i := range h.lanes {
 			if !stands[i] || !ms.covers(i, len(h.lanes)) {
 				continue

@@ -6,10 +6,12 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/strandmq/strandmq/internal/quantity"
 	"github.com/strandmq/strandmq/partition"
 )
 
-const maxStalls = 20
+// MaxStalls is how many things that wait a state names at most.
+const MaxStalls = 20
 
 // state is the group at one position of its log.
 func (g *group) state(at partition.Position, now partition.Millis) GroupState {
@@ -173,7 +175,7 @@ func (g *group) stalls(at partition.Position, now partition.Millis) []Stall {
 		return cmp.Compare(a.Offset, b.Offset)
 	})
 	all = append(all, heads...)
-	return all[:min(len(all), maxStalls)]
+	return all[:min(len(all), MaxStalls)]
 }
 
 // keyAlarm is the reason of a key behind which more waits than max_deferred_key.
@@ -206,7 +208,7 @@ func (g *group) coldStalls(t partition.Millis) (ss []Stall) {
 			hashes = append(hashes, r.key)
 		}
 		rows++
-		return len(hashes) < maxStalls && rows < shelfSeen
+		return len(hashes) < MaxStalls && rows < shelfSeen
 	}))
 	for _, hash := range hashes {
 		ks, ok := g.onShelf(hash)
@@ -261,7 +263,7 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis, explain fun
 	case c[ready] == 0 && g.unreadable() != nil:
 		return explain(g.id, g.unreadable())
 	case c[ready]+unseen > 0:
-		return many(c[ready]+unseen, "message can go, but not to this member: it belongs to another member's share, or that one", "messages can go, but not to this member: they belong to another member's share, or it") +
+		return quantity.Many(c[ready]+unseen, "message can go, but not to this member: it belongs to another member's share, or that one", "messages can go, but not to this member: they belong to another member's share, or it") +
 			" holds all that it may" + g.holders()
 	case behind > 0:
 		all := "the waiting message is blocked by its key"
@@ -269,23 +271,15 @@ func (g *group) whyIdle(at partition.Position, now partition.Millis, explain fun
 			all = fmt.Sprintf("all %d waiting messages are blocked by their key", behind)
 		}
 		return fmt.Sprintf("%s: %s%s, %s, %s behind dead letters", all, outNow(c[inFlight]), g.holders(),
-			many(c[failed], "message backs off", "messages back off"), many(c[parked], "waits", "wait"))
+			quantity.Many(c[failed], "message backs off", "messages back off"), quantity.Many(c[parked], "waits", "wait"))
 	case c[failed] > 0:
-		return many(c[failed], "message failed and waits for its next attempt", "messages failed and wait for their next attempt")
+		return quantity.Many(c[failed], "message failed and waits for its next attempt", "messages failed and wait for their next attempt")
 	default:
 		return fmt.Sprintf("%s%s and nothing else is there", outNow(c[inFlight]), g.holders())
 	}
 }
 
-// many is a number and what there is so many of.
-func many(n uint64, one, more string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %s", n, more)
-}
-
-func outNow(n uint64) string { return many(n, "delivery is out", "deliveries are out") }
+func outNow(n uint64) string { return quantity.Many(n, "delivery is out", "deliveries are out") }
 
 // nextTry says when the circuit lets a message go.
 func (g *group) nextTry(now partition.Millis) string {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -480,34 +479,4 @@ func (s *Shell) fill(req ReceiveRequest, hs []handedOut) ([]Delivery, error) {
 		return nil, unread
 	}
 	return ds, nil
-}
-
-// whyIdle asks the partitions why there is nothing.
-func (s *Shell) whyIdle(ctx context.Context, req ReceiveRequest) string {
-	if len(req.Shares) == 0 {
-		return "no partition is assigned to the member"
-	}
-	var whys []string
-	now := s.Now()
-	for _, sh := range req.Shares {
-		err := s.view(ctx, sh.Partition, req.Group, func(g *group, at partition.Position) error {
-			if why := g.whyIdle(at, now, s.Explain); why != "" && !slices.Contains(whys, why) {
-				whys = append(whys, why)
-			}
-			return nil
-		})
-		var damaged *partition.ErrDamaged
-		if errors.As(err, &damaged) {
-			whys = append(whys, "a partition of the topic stopped: "+damaged.Why)
-		} else if err != nil {
-			break
-		}
-		if len(whys) >= 3 {
-			break
-		}
-	}
-	if len(whys) == 0 {
-		return NothingLeft
-	}
-	return strings.Join(whys, "; ")
 }

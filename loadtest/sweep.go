@@ -3,6 +3,8 @@ package loadtest
 import (
 	"fmt"
 	"slices"
+
+	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // Sweep is a scaling experiment: the same load at every combination of what is
@@ -131,10 +133,7 @@ func (s Sweep) line(axis string, p Spot) string {
 		if name != "" {
 			name += ", "
 		}
-		if n != 1 {
-			what += "s"
-		}
-		name += fmt.Sprintf("%d %s", n, what)
+		name += quantity.Some(n, what)
 	}
 	if axis != "nodes" && len(s.Nodes) > 1 {
 		add(p.Nodes, "node")

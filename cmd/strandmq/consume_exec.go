@@ -87,7 +87,7 @@ func (c *consumption) runCommands(ctx context.Context) error {
 		}
 		if busy == 0 && !asking {
 			if failed == nil && c.killed > 0 {
-				failed = fmt.Errorf("killed %s that had not ended; the messages are nacked", howManyCommands(c.killed))
+				failed = fmt.Errorf("killed %s that had not ended; the messages are nacked", quantity.Some(c.killed, "command"))
 			}
 			return failed
 		}
@@ -111,7 +111,7 @@ func (c *consumption) runCommands(ctx context.Context) error {
 		case <-ended:
 			ended = nil
 			if busy > 0 {
-				c.a.talk("waiting for %s; again to kill them", howManyCommands(busy))
+				c.a.talk("waiting for %s; again to kill them", quantity.Some(busy, "command"))
 			}
 		case got := <-answers:
 			asking = false
@@ -180,13 +180,6 @@ func untilSecondSignal(ctx context.Context) (life, settling context.Context, end
 		kill(nil)
 		giveUp()
 	}
-}
-
-func howManyCommands(n int) string {
-	if n == 1 {
-		return "1 command"
-	}
-	return quantity.Count(n) + " commands"
 }
 
 // settleOutcomes settles and prints what ended.

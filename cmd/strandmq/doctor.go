@@ -12,6 +12,7 @@ import (
 
 	"github.com/strandmq/strandmq/internal/doctor"
 	"github.com/strandmq/strandmq/internal/plain"
+	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // scope are the flags that say what is looked at.
@@ -138,7 +139,7 @@ func (a *app) prescribe(f *doctor.Facts, found []doctor.Finding) error {
 	for _, u := range f.Unreached {
 		a.talk("not asked: %s: %s", u.What, u.Why)
 	}
-	looked := fmt.Sprintf("%s, %s, %s", plural(len(f.Nodes), "node"), plural(len(f.Topics), "topic"), plural(len(f.Groups), "group"))
+	looked := fmt.Sprintf("%s, %s, %s", quantity.Some(len(f.Nodes), "node"), quantity.Some(len(f.Topics), "topic"), quantity.Some(len(f.Groups), "group"))
 	switch {
 	case doctor.Worst(found) > doctor.Note:
 	case len(f.Unreached) > 0:
@@ -147,13 +148,6 @@ func (a *app) prescribe(f *doctor.Facts, found []doctor.Finding) error {
 		fmt.Fprintf(a.out, "nothing is wrong: %s\n", looked)
 	}
 	return nil
-}
-
-func plural(n int, one string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	return fmt.Sprintf("%d %ss", n, one)
 }
 
 func orNone[T any](list []T) []T {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/internal/doctor"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -42,7 +43,8 @@ func between(p *strandmqv1.GroupPartition) bool {
 			return false // nothing is about to go
 		}
 	}
-	return len(p.GetStalls()) < 20 && blocked > 0 && blocked >= c.GetLag()/2 // at 20 the list is cut
+	cut := len(p.GetStalls()) >= consumer.MaxStalls
+	return !cut && blocked > 0 && blocked >= c.GetLag()/2
 }
 
 const (

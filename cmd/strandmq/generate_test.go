@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/internal/broker"
+	"github.com/strandmq/strandmq/internal/doctor"
 	"github.com/strandmq/strandmq/internal/monitoring"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
@@ -479,6 +480,17 @@ func TestDashboardIsPrometheus(t *testing.T) {
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Errorf("%v\n%s", err, out)
 	}
+}
+
+// The alert of a disk that fills and doctor's finding go by the same room.
+func TestAlertHasDoctorsRoom(t *testing.T) {
+	t.Parallel()
+	for _, r := range monitoring.Rules() {
+		if r.Name == "StrandMQDiskFilling" && strings.Contains(r.Expr, fmt.Sprintf(", %d)", doctor.RoomEnough)) {
+			return
+		}
+	}
+	t.Errorf("no alert StrandMQDiskFilling goes by %d bytes", doctor.RoomEnough)
 }
 
 // Every alert is in the page of runbooks, and links to a heading that is there.

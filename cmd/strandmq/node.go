@@ -139,11 +139,8 @@ func scrubWords(s *strandmqv1.NodeScrub) string {
 }
 
 func countOrNone(n int, one, more string) string {
-	switch n {
-	case 0:
+	if n == 0 {
 		return "none"
-	case 1:
-		return "1 " + one
 	}
-	return fmt.Sprintf("%d %s", n, more)
+	return quantity.Many(n, one, more)
 }

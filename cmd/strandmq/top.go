@@ -224,7 +224,7 @@ func (t *top) text(l *topLook) string {
 	if l.Partitions != nil {
 		rows, what = l.Partitions, "partition"
 	}
-	fmt.Fprintf(&b, "%s   %s, %s   q ends\n\n", l.At.UTC().Format("2006-01-02 15:04:05"), plural(len(l.Nodes), "node"), plural(len(rows)+l.More, what))
+	fmt.Fprintf(&b, "%s   %s, %s   q ends\n\n", l.At.UTC().Format("2006-01-02 15:04:05"), quantity.Some(len(l.Nodes), "node"), quantity.Some(len(rows)+l.More, what))
 	head := []string{"TOPIC", "GROUP", "LAG", "LAG/S", "OLDEST", "IN FLIGHT", "ACKED/S", "FAILED/S", "DEAD"}
 	groups := table.Table{Head: head, Right: []int{2, 3, 4, 5, 6, 7, 8}}
 	for _, r := range rows {

@@ -118,7 +118,7 @@ func nodeFault(n *doctor.Node) string {
 	case n.Disk.Low:
 		return "publishes are refused: its disk is full"
 	case len(n.Damage)+len(n.Stopped) > 0:
-		return fmt.Sprintf("%s not served", plural(len(n.Damage)+len(n.Stopped), "place"))
+		return fmt.Sprintf("%s not served", quantity.Some(len(n.Damage)+len(n.Stopped), "place"))
 	case len(n.ClocksOff) > 0:
 		return "its clock differs"
 	}

@@ -250,7 +250,7 @@ func (a *app) printFound(res *strandmqv1.TraceResponse) error {
 		return err
 	}
 	if n := len(groups) - len(beside); n > 0 {
-		a.talk("%s more: --all or --output json has them", plural(n, "group"))
+		a.talk("%s more: --all or --output json has them", quantity.Some(n, "group"))
 	}
 	return nil
 }

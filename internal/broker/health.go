@@ -36,6 +36,9 @@ func (b *Broker) probes(mux *http.ServeMux) {
 			}
 		}
 		if b.notStarted() == "" && b.serving.Err() == nil {
+			if b.agent != nil {
+				checks = append(checks, check{name: "quorum", fault: b.leaderless()})
+			}
 			// A damaged partition is the operator's concern and the callers of
 			// that partition's; it is shown, but the node serves the others.
 			if w := b.disk.warning(); w != "" {
@@ -45,9 +48,6 @@ func (b *Broker) probes(mux *http.ServeMux) {
 				checks = append(checks, check{name: f, warning: true})
 			}
 			checks = append(checks, check{name: b.scrubWords()})
-			if b.agent != nil {
-				checks = slices.Insert(checks, 3, check{name: "quorum", fault: b.leaderless()})
-			}
 		}
 		probe(w, r, checks)
 	})

@@ -78,7 +78,7 @@ func Check(f *Facts, l Limits) Verdict {
 	rank := []State{Failed, Warned, Unknown}
 	slices.SortStableFunc(v.Lines, func(a, b Line) int { return slices.Index(rank, a.State) - slices.Index(rank, b.State) })
 	if len(v.Lines) == 0 {
-		v.Text = fmt.Sprintf("%s, %s, lag %s", some(uint64(v.Nodes), "node"), some(uint64(v.Groups), "group"), quantity.Count(v.Lag))
+		v.Text = fmt.Sprintf("%s, %s, lag %s", quantity.Some(v.Nodes, "node"), quantity.Some(v.Groups, "group"), quantity.Count(v.Lag))
 		return *v
 	}
 	v.State, v.Text = v.Lines[0].State, v.Lines[0].Text
@@ -130,7 +130,7 @@ func (v *Verdict) nodes(f *Facts, l Limits) {
 			v.add(Warned, "node %s: the disk has %d%% free", name, free)
 		}
 		if k := len(n.Damage) + len(n.Stopped); k > 0 {
-			v.add(Failed, "node %s: %s damaged or not served", name, some(uint64(k), "place"))
+			v.add(Failed, "node %s: %s damaged or not served", name, quantity.Some(k, "place"))
 		}
 		if len(n.ClocksOff) > 0 {
 			v.add(Warned, "node %s: its clock and that of %s differ", name, nodeName(n.ClocksOff[0].Node))
@@ -146,7 +146,7 @@ func (v *Verdict) group(f *Facts, g *Group, l Limits) {
 	v.Dead += g.Now.Dead
 	name := fmt.Sprintf("group %s of topic %s", g.Name, g.Topic)
 	if s := judged(g.Now.Lag, l.Lag); s != OK {
-		v.add(s, "%s has a lag of %s", name, some(g.Now.Lag, "message"))
+		v.add(s, "%s has a lag of %s", name, quantity.Some(g.Now.Lag, "message"))
 	}
 	if g.Oldest != 0 && g.Now.Lag > 0 {
 		age := max(0, time.Duration(f.Now-g.Oldest)*time.Millisecond)
@@ -156,7 +156,7 @@ func (v *Verdict) group(f *Facts, g *Group, l Limits) {
 		}
 	}
 	if s := judged(g.Now.Dead, l.Dead); s != OK {
-		v.add(s, "%s has %s", name, some(g.Now.Dead, "dead letter"))
+		v.add(s, "%s has %s", name, quantity.Some(g.Now.Dead, "dead letter"))
 	}
 }
 

@@ -102,17 +102,6 @@ func rough(d time.Duration) string {
 	return quantity.FormatSpan(d)
 }
 
-// some is "1 message" or "12 messages".
-func some(n uint64, one string) string {
-	if n == 1 {
-		return "1 " + one
-	}
-	if stem, ok := strings.CutSuffix(one, "y"); ok {
-		return quantity.Count(n) + " " + stem + "ies"
-	}
-	return quantity.Count(n) + " " + one + "s"
-}
-
 // number is one of two forms, as it takes.
 func number(n uint64, one, more string) string {
 	if n == 1 {

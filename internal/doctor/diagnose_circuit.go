@@ -1,6 +1,10 @@
 package doctor
 
-import "fmt"
+import (
+	"fmt"
+
+	"github.com/strandmq/strandmq/internal/quantity"
+)
 
 // mostly is from what share on failures are of one kind, in per cent.
 const mostly = 90
@@ -45,7 +49,7 @@ func (d *ofGroup) blame() string {
 // open says of the cause of a circuit that is open what came of it.
 func (d *ofGroup) open(f *Finding) {
 	if n := len(d.g.Circuits); n > 0 && d.blamed != "" {
-		f.say("so the circuit is open in %d of %s: one message at a time is tried, until one is handled", n, some(uint64(d.g.Partitions), "partition"))
+		f.say("so the circuit is open in %d of %s: one message at a time is tried, until one is handled", n, quantity.Some(d.g.Partitions, "partition"))
 	}
 }
 

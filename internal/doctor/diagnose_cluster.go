@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // cluster looks at what is said of all nodes together.
@@ -48,7 +50,7 @@ func (d *diagnosis) cluster() {
 		return
 	}
 	s := c.Stuck[0]
-	f := d.add(Warning, UnderReplicated, "cluster", fmt.Sprintf("%s cannot be put where %s: %s", some(uint64(len(c.Stuck)), "partition"), number(uint64(len(c.Stuck)), "it is wanted", "they are wanted"), s.Needs))
+	f := d.add(Warning, UnderReplicated, "cluster", fmt.Sprintf("%s cannot be put where %s: %s", quantity.Some(len(c.Stuck), "partition"), number(uint64(len(c.Stuck)), "it is wanted", "they are wanted"), s.Needs))
 	f.say("%v: %s; it needs: %s", s.Place, s.Why, s.Needs)
 	f.next("strandmq cluster status")
 	f.next("strandmq cluster token    # a new node joins with it")
@@ -81,7 +83,7 @@ func (d *diagnosis) node(n *Node) {
 			text += fmt.Sprintf(", and the other nodes have not heard of it for %s", rough(n.Silent))
 		}
 		short, whole := d.short(n.ID)
-		d.add(Critical, NodeStuck, about, text).began(d.outage(n)).say("short of their replica on it: %d of %s", short, some(uint64(whole), "partition")).
+		d.add(Critical, NodeStuck, about, text).began(d.outage(n)).say("short of their replica on it: %d of %s", short, quantity.Some(whole, "partition")).
 			next("strandmq cluster status").next("strandmq node --server %s", n.API)
 		return
 	case n.Known && n.Silent > 0 && n.Foreign && n.State != "lost":
@@ -89,7 +91,7 @@ func (d *diagnosis) node(n *Node) {
 		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away, and another cluster answers at its address: its disk is lost, or it was started on another folder", nodeName(n.ID)))
 		f.weigh(uint64(n.Replicas)).began(d.outage(n))
 		short, whole := d.short(n.ID)
-		f.say("nobody has heard of it for %s; short of their replica on it: %d of %s", rough(n.Silent), short, some(uint64(whole), "partition"))
+		f.say("nobody has heard of it for %s; short of their replica on it: %d of %s", rough(n.Silent), short, quantity.Some(whole, "partition"))
 		f.next("strandmq node --server %s    # who is there", n.API)
 		f.next("%s    # on its machine, in place of that one, if it has its folder", startAgain(n.API))
 		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
@@ -106,7 +108,7 @@ func (d *diagnosis) node(n *Node) {
 			f.Severity, f.Cause, f.Text = Warning, UnderReplicated, fmt.Sprintf("node %s was given up, and what it held is being made anew elsewhere", nodeName(n.ID))
 		}
 		short, whole := d.short(n.ID)
-		f.say("short of their replica on it: %d of %s", short, some(uint64(whole), "partition"))
+		f.say("short of their replica on it: %d of %s", short, quantity.Some(whole, "partition"))
 		f.next("strandmq cluster status")
 		if n.Left != 0 {
 			f.next("%s    # on its machine", startAgain(n.API))
@@ -131,14 +133,14 @@ func (d *diagnosis) node(n *Node) {
 	if disk.Stuck > 0 {
 		f := d.add(Critical, DiskStuck, about, fmt.Sprintf("the disk of node %s has not come back from a write for %s: nothing is published there", nodeName(n.ID), rough(disk.Stuck)))
 		if n.SlowWrites > 0 {
-			f.say("%s took a second or more before", some(n.SlowWrites, "write"))
+			f.say("%s took a second or more before", quantity.Some(n.SlowWrites, "write"))
 		}
 		f.next("strandmq node%s", at)
 	}
 	d.room(n, about, at)
 	if disk.Stuck == 0 && (n.SlowWrites > 0 || n.Stalls > 0) && d.facts.Apart > 0 {
 		d.add(Warning, DiskSlow, about, fmt.Sprintf("the disk of node %s is slow: publishes wait for it", nodeName(n.ID))).
-			say("within %s, %s took a second or more, and all writes waited %s", rough(d.facts.Apart), some(n.SlowWrites, "write"), some(n.Stalls, "time")).
+			say("within %s, %s took a second or more, and all writes waited %s", rough(d.facts.Apart), quantity.Some(n.SlowWrites, "write"), quantity.Some(n.Stalls, "time")).
 			next("strandmq node%s", at)
 	}
 	d.stopped(n, about, at)

@@ -9,7 +9,7 @@ import (
 )
 
 // RoomEnough is what is room enough on a disk of any size, twice the reserve aside: a tenth
-// of a large one is more. The alert rules go by it, too.
+// of a large one is more. The alert rules go by the same.
 const RoomEnough = 16 << 30
 
 // room tells of a disk that is full, or nearly.
@@ -27,7 +27,7 @@ func (d *diagnosis) room(n *Node, about, at string) {
 			case 0:
 				severity, then = Warning, d.facts.leadsNothing()+", so no publish is refused for it; it stores what others publish, until nothing fits"
 			default:
-				then = fmt.Sprintf("publishes to %s that it leads, and no other node can, are refused; consuming goes on", some(uint64(leads), "partition"))
+				then = fmt.Sprintf("publishes to %s that it leads, and no other node can, are refused; consuming goes on", quantity.Some(leads, "partition"))
 			}
 		}
 		d.holders(d.add(severity, DiskFull, about, fmt.Sprintf("the disk of node %s has %s free, less than its reserve of %s: %s", nodeName(n.ID), free, reserve, then)), n, at)

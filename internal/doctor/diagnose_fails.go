@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // fails tells why deliveries of a group come to nothing. It is true if that explains what
@@ -54,7 +56,7 @@ func (d *ofGroup) deadline() bool {
 	took := time.Duration(g.Now.LateMs) * time.Millisecond / time.Duration(g.Now.Late)
 	f := d.warn(DeadlineTooShort, "the ack deadline of group %s of topic %s is too short: handlers finish, and by then the message has lapsed and gone to somebody else", g.Name, g.Topic)
 	f.say("%d acks came too late, after %s on average or more, and the deadline is %s", g.Now.Late, rough(took), rough(g.Deadline))
-	f.say("%s lapsed so far", some(g.Now.Lapsed, "delivery"))
+	f.say("%s lapsed so far", quantity.Some(g.Now.Lapsed, "delivery"))
 	d.open(d.lag(f))
 	f.next("strandmq group alter %s %s --ack-deadline %s    # or have handlers extend, or do less at a time", g.Topic, g.Name, rough(roomy(took, g.Deadline)))
 	d.firstSuspect(d.describe(f))
@@ -101,9 +103,9 @@ func (d *ofGroup) crashes() bool {
 	}
 	slices.SortStableFunc(order, func(a, b string) int { return who[b] - who[a] })
 	for _, m := range order[:min(most, len(order))] {
-		f.say("member %s: %s came to nothing", m, some(uint64(who[m]), "delivery"))
+		f.say("member %s: %s came to nothing", m, quantity.Some(who[m], "delivery"))
 	}
-	f.say("so far %s with a session that was lost, and %s lapsed; the deadline is %s", some(g.Now.Lost, "delivery"), some(g.Now.Lapsed, "delivery"), rough(g.Deadline))
+	f.say("so far %s with a session that was lost, and %s lapsed; the deadline is %s", quantity.Some(g.Now.Lost, "delivery"), quantity.Some(g.Now.Lapsed, "delivery"), rough(g.Deadline))
 	if d.blamed != "" && d.there() == 0 {
 		f.say("no member is there now")
 	}
@@ -171,19 +173,14 @@ func (d *ofGroup) keys() (explains bool) {
 			f.say("the group never gives up: max_attempts is 0")
 			f.next("strandmq group alter %s %s --max-attempts 5    # makes a dead letter of it", g.Topic, g.Name)
 		} else {
-			f.say("after %s it is a dead letter", some(uint64(g.MaxAttempts), "attempt"))
+			f.say("after %s it is a dead letter", quantity.Some(g.MaxAttempts, "attempt"))
 		}
 		d.trace(f, l.Partition, l.Offset)
 	}
 	return explains
 }
 
-func waits(n uint64) string {
-	if n == 1 {
-		return "1 message waits"
-	}
-	return some(n, "message") + " wait"
-}
+func waits(n uint64) string { return quantity.Many(n, "message waits", "messages wait") }
 
 // missing tells of messages that a group did not get, or will not.
 func (d *ofGroup) missing() {
@@ -195,14 +192,14 @@ func (d *ofGroup) missing() {
 	}
 	if g.Now.Parked > 0 {
 		s, _, _ := d.stall("PARKED")
-		f := d.warn(Parked, "%s of group %s, topic %s, %s behind a dead letter of %s key", some(g.Now.Parked, "message"), g.Name, g.Topic,
+		f := d.warn(Parked, "%s of group %s, topic %s, %s behind a dead letter of %s key", quantity.Some(g.Now.Parked, "message"), g.Name, g.Topic,
 			number(g.Now.Parked, "waits", "wait"), number(g.Now.Parked, "its", "their")).weigh(g.Now.Parked)
 		f.say("key %s, behind the dead letter at offset %d of partition %d", keyName(s.Key), s.Offset, s.Partition)
 		d.reasons(f, g.Dead)
 		f.next("strandmq dead get %s %s --partition %d --offset %d", g.Topic, g.Name, s.Partition, s.Offset)
 		f.next("strandmq dead replay %s %s --partition %d --offset %d    # or discard: then the key goes on", g.Topic, g.Name, s.Partition, s.Offset)
 	} else if g.Now.Dead > 0 {
-		f := d.warn(DeadLetters, "group %s of topic %s has %s: %s", g.Name, g.Topic, some(g.Now.Dead, "dead letter"),
+		f := d.warn(DeadLetters, "group %s of topic %s has %s: %s", g.Name, g.Topic, quantity.Some(g.Now.Dead, "dead letter"),
 			number(g.Now.Dead, "it used up its attempts, or was rejected", "they used up their attempts, or were rejected")).weigh(g.Now.Dead)
 		d.reasons(f, g.Dead)
 		f.next("strandmq dead list %s %s", g.Topic, g.Name)
@@ -249,8 +246,8 @@ func (d *ofGroup) losses() {
 	if why == "" {
 		why = last.Cause
 	}
-	f := d.warn(Expired, "group %s of topic %s lost %s to %s before it had settled them", g.Name, g.Topic, some(all, "message"), why).weigh(all)
-	f.say("the last loss: %s of offsets %d to %d of partition %d, %s ago", some(last.Count, "message"), last.First, last.Last, last.Partition, rough(d.ago(last.Until)))
+	f := d.warn(Expired, "group %s of topic %s lost %s to %s before it had settled them", g.Name, g.Topic, quantity.Some(all, "message"), why).weigh(all)
+	f.say("the last loss: %s of offsets %d to %d of partition %d, %s ago", quantity.Some(last.Count, "message"), last.First, last.Last, last.Partition, rough(d.ago(last.Until)))
 	if d.ago(last.Until) > forgotten {
 		f.Severity = Note
 	}

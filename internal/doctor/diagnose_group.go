@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"time"
+
+	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // group looks at one group: first what stands still, then what fails, then what is slow,
@@ -50,7 +52,7 @@ func (d *ofGroup) lag(f *Finding) *Finding {
 	if d.g.Now.Lag == 0 {
 		return f
 	}
-	text := some(d.g.Now.Lag, "message") + " neither settled nor dead"
+	text := quantity.Some(d.g.Now.Lag, "message") + " neither settled nor dead"
 	if d.age > 0 {
 		text += ", the oldest published " + rough(d.age) + " ago"
 	}
@@ -104,7 +106,7 @@ func (d *ofGroup) stands() bool {
 		return true
 	case len(g.Circuits) > 0:
 		f := d.warn(CircuitOpen, "the circuit of group %s of topic %s is open, as nearly every delivery failed: one message at a time is tried, until one is handled", g.Name, g.Topic)
-		d.lag(f).say("open in %d of %s", len(g.Circuits), some(uint64(g.Partitions), "partition"))
+		d.lag(f).say("open in %d of %s", len(g.Circuits), quantity.Some(g.Partitions, "partition"))
 		d.reasons(f, g.Suspects)
 		f.next("strandmq group resume %s %s    # after a pause: tries one message at once, when what they all need is back", g.Topic, g.Name)
 		d.firstSuspect(f)
@@ -120,14 +122,14 @@ func (d *ofGroup) stands() bool {
 			}
 		}
 		if n := uint64(len(g.Members)) - drain; n > 0 {
-			f.say("%s made no call for the session timeout and lost %s partitions", some(n, "member"), number(n, "its", "their"))
+			f.say("%s made no call for the session timeout and lost %s partitions", quantity.Some(n, "member"), number(n, "its", "their"))
 		}
 		if drain > 0 {
-			f.say("%s about to leave, finishing what %s", some(drain, "member"), number(drain, "it holds", "they hold"))
+			f.say("%s about to leave, finishing what %s", quantity.Some(drain, "member"), number(drain, "it holds", "they hold"))
 		}
 		d.lag(f)
 		if g.Now.InFlight > 0 {
-			f.say("held until the deadline, by who left: %s", some(g.Now.InFlight, "message"))
+			f.say("held until the deadline, by who left: %s", quantity.Some(g.Now.InFlight, "message"))
 		}
 		d.describe(f.next("strandmq consume %s --group %s --exec 'COMMAND'    # or start its consumers again", g.Topic, g.Name))
 		return true
@@ -176,7 +178,7 @@ func (d *ofGroup) blockers(f *Finding) {
 	heads = slices.DeleteFunc(heads, func(s Stall) bool { return !ofKey(s) })
 	slices.SortStableFunc(heads, func(a, b Stall) int { return cmp.Compare(b.Waiting, a.Waiting) })
 	for _, s := range heads[:min(most, len(heads))] {
-		f.say("key %s: %s behind offset %d of partition %d, which was tried %s", keyName(s.Key), some(s.Waiting, "message"), s.Offset, s.Partition, some(uint64(s.Attempts), "time"))
+		f.say("key %s: %s behind offset %d of partition %d, which was tried %s", keyName(s.Key), quantity.Some(s.Waiting, "message"), s.Offset, s.Partition, quantity.Some(s.Attempts, "time"))
 	}
 	if len(heads) > 0 {
 		d.trace(f, heads[0].Partition, heads[0].Offset)

@@ -61,7 +61,7 @@ func (d *ofGroup) slow() {
 	switch {
 	case g.Mode == "partition" && d.there() > g.Partitions:
 		f := d.warn(TooFewPartitions, "group %s of topic %s takes one message of a partition at a time, so %d of its %d members have nothing to do", g.Name, g.Topic, d.there()-g.Partitions, d.there())
-		f.say("%s, mode partition", some(uint64(g.Partitions), "partition"))
+		f.say("%s, mode partition", quantity.Some(g.Partitions, "partition"))
 		d.describe(d.figures(f, p))
 		f.next("strandmq topic create NAME --partitions N    # more of them; or a group of mode key, which works on keys in parallel")
 	case of > 0 && of >= g.Now.Lag/2 && g.Now.Lag > 1:
@@ -86,7 +86,7 @@ func (d *ofGroup) slow() {
 		}
 		d.figures(f, p)
 		if g.Mode == "partition" {
-			f.say("%s, mode partition: one message of each at a time", some(uint64(g.Partitions), "partition"))
+			f.say("%s, mode partition: one message of each at a time", quantity.Some(g.Partitions, "partition"))
 		}
 		d.describe(f.next("strandmq consume %s --group %s --exec 'COMMAND'    # one more member; or make the handlers faster", g.Topic, g.Name))
 	default:
@@ -105,7 +105,7 @@ func (d *ofGroup) figures(f *Finding, p pace) *Finding {
 	if p.took > 0 {
 		f.say("from hand-out to ack it takes %s on average", rough(p.took))
 	}
-	f.say("held by %s: %s", some(uint64(d.there()), "member"), some(g.Now.InFlight, "delivery"))
+	f.say("held by %s: %s", quantity.Some(d.there(), "member"), quantity.Some(g.Now.InFlight, "delivery"))
 	if g.Compared && d.facts.Apart > 0 {
 		word := "stays"
 		switch {
@@ -114,7 +114,7 @@ func (d *ofGroup) figures(f *Finding, p pace) *Finding {
 		case p.change < 0:
 			word = "shrinks"
 		}
-		f.say("within %s %s acked, %s new, and the backlog %s", rough(d.facts.Apart), some(p.acked, "message"), quantity.Count(p.came), word)
+		f.say("within %s %s acked, %s new, and the backlog %s", rough(d.facts.Apart), quantity.Some(p.acked, "message"), quantity.Count(p.came), word)
 	}
 	if p.left > 0 {
 		f.say("at this rate it takes %s more, if nothing comes", rough(p.left))

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"github.com/strandmq/strandmq/internal/quantity"
 )
 
 // message tells why one came twice: it was stored twice, or handed out again.
@@ -34,7 +36,7 @@ func (d *diagnosis) copies(m *Message, about string) {
 	case slices.Contains(ids, ""):
 		why = "and not each with an id, as when a publisher tries again: then it is stored anew"
 	}
-	f := d.add(Warning, PublishedTwice, about, fmt.Sprintf("%s is stored %s, with the same key and body, %s", about, some(uint64(1+len(m.Copies)), "time"), why))
+	f := d.add(Warning, PublishedTwice, about, fmt.Sprintf("%s is stored %s, with the same key and body, %s", about, quantity.Some(1+len(m.Copies), "time"), why))
 	for _, c := range m.Copies[:min(most, len(m.Copies))] {
 		apart, word := time.Duration(m.Published-c.Published)*time.Millisecond, "before"
 		if apart < 0 {
@@ -74,7 +76,7 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 			how = append(how, word)
 		}
 	}
-	text := fmt.Sprintf("group %s of topic %s was handed %s %s", c.Group, m.Place.Topic, about, some(uint64(c.HandedOut), "time"))
+	text := fmt.Sprintf("group %s of topic %s was handed %s %s", c.Group, m.Place.Topic, about, quantity.Some(c.HandedOut, "time"))
 	if len(how) > 0 {
 		text += ", since " + names(how)
 	}
@@ -95,7 +97,7 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 		}
 		if g.Now.Stale > 0 {
 			f.say("%s of the group came when the message had gone to somebody else, acks after the deadline of %s among them: %d, since the partitions have their leaders",
-				some(g.Now.Stale, "settlement"), rough(g.Deadline), g.Now.Late)
+				quantity.Some(g.Now.Stale, "settlement"), rough(g.Deadline), g.Now.Late)
 		}
 		if lapsed {
 			f.next("strandmq group alter %s %s --ack-deadline %s    # or have handlers extend, or do less at a time", g.Topic, g.Name, rough(roomy(0, g.Deadline)))
@@ -126,12 +128,12 @@ func (d *ofGroup) stale() {
 	}
 	var why []string
 	if g.Now.Late > 0 {
-		why = append(why, some(g.Now.Late, "ack")+" after the deadline of "+rough(g.Deadline))
+		why = append(why, quantity.Some(g.Now.Late, "ack")+" after the deadline of "+rough(g.Deadline))
 	}
 	if g.Now.Lost > 0 {
-		why = append(why, some(g.Now.Lost, "delivery")+" with a session that was lost, as when two processes have one member's name")
+		why = append(why, quantity.Some(g.Now.Lost, "delivery")+" with a session that was lost, as when two processes have one member's name")
 	}
-	f.say("within %s %s refused as stale, %d since the partitions have their leaders", rough(d.facts.Apart), some(n, "settlement"), g.Now.Stale)
+	f.say("within %s %s refused as stale, %d since the partitions have their leaders", rough(d.facts.Apart), quantity.Some(n, "settlement"), g.Now.Stale)
 	if len(why) > 0 {
 		f.say("so far %s", strings.Join(why, ", and "))
 	}

@@ -1,10 +1,6 @@
 package monitoring
 
-import (
-	"fmt"
-
-	"github.com/strandmq/strandmq/internal/doctor"
-)
+import "fmt"
 
 // Severity is how soon somebody should look.
 type Severity string
@@ -41,6 +37,9 @@ func grew(sum string) string {
 	now := "max_over_time((" + sum + ")[15m:1m])"
 	return now + "\n  > (max_over_time((" + sum + ")[15m:1m] offset 15m) or 0 * " + now + ")"
 }
+
+// roomEnough is what is room enough on a disk of any size, in bytes. Doctor goes by the same.
+const roomEnough = 16 << 30
 
 const (
 	falls   = "a-group-falls-behind"
@@ -108,7 +107,7 @@ func Rules() []Rule {
 		},
 		{
 			Name: "StrandMQDiskFilling", For: "10m", Severity: Warning, Runbook: fills,
-			Expr: fmt.Sprintf("strandmq_disk_free_bytes < clamp_max(0.1 * strandmq_disk_size_bytes, %d)\n", doctor.RoomEnough) +
+			Expr: fmt.Sprintf("strandmq_disk_free_bytes < clamp_max(0.1 * strandmq_disk_size_bytes, %d)\n", roomEnough) +
 				"  or strandmq_disk_free_bytes < 2 * strandmq_disk_reserve_bytes",
 			Summary: "the disk of {{ $labels.instance }} has {{ $value | humanize1024 }}B free",
 			Advice:  "At the reserve publishes are refused. Shorten retention, let groups that hold catch up, or give it a larger disk.",

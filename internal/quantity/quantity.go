@@ -159,5 +159,21 @@ func Count[N ~uint64 | ~int | ~int64 | ~uint32](n N) string {
 	return sign + s
 }
 
+// Many prints how many there are of something: 1 delivery, 2,000 deliveries.
+func Many[N ~uint64 | ~int | ~int64 | ~uint32](n N, one, more string) string {
+	if n == 1 {
+		return "1 " + one
+	}
+	return Count(n) + " " + more
+}
+
+// Some is Many for words with a plural of the usual form: 3 groups, 3 deliveries.
+func Some[N ~uint64 | ~int | ~int64 | ~uint32](n N, one string) string {
+	if stem, ok := strings.CutSuffix(one, "y"); ok {
+		return Many(n, one, stem+"ies")
+	}
+	return Many(n, one, one+"s")
+}
+
 // FormatTime prints a moment, given in milliseconds since 1970, to the second.
 func FormatTime(ms int64) string { return time.UnixMilli(ms).UTC().Format(time.RFC3339) }

@@ -89,6 +89,23 @@ func TestPrinting(t *testing.T) {
 	}
 }
 
+// Words have the form that their number wants.
+func TestWords(t *testing.T) {
+	t.Parallel()
+	for want, got := range map[string]string{
+		"0 messages":        Some(0, "message"),
+		"1 delivery":        Some(uint64(1), "delivery"),
+		"2,000 deliveries":  Some(uint32(2000), "delivery"),
+		"1 message waits":   Many(1, "message waits", "messages wait"),
+		"12 messages wait":  Many(int64(12), "message waits", "messages wait"),
+		"1,000,000 passes ": Many(1_000_000, "pass", "passes "),
+	} {
+		if got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+}
+
 func FuzzParse(f *testing.F) {
 	for _, s := range []string{"7d", "1d2h", "10MiB", "0", "1h30m", "200ms"} {
 		f.Add(s)
