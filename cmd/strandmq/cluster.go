@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"strconv"
@@ -85,18 +86,21 @@ func dryFlag(c *cobra.Command, dry *bool) {
 }
 
 func (a *app) clusterDrain() *cobra.Command {
-	var undo, dry bool
+	var undo, dry, wait bool
 	c := command(&cobra.Command{
 		Use:   "drain NODE",
 		Short: "Have what a node holds go to other nodes",
 		Long: `Has everything that a node holds go to other nodes, its leads first, so that it can
-be removed. It ends at once; the nodes carry it out. --undo makes the node active
-again: what has not left it stays.`,
+be removed. It ends at once, and the nodes carry it out; with --wait it ends when they have.
+--undo makes the node active again: what has not left it stays.`,
 		Example: `  strandmq cluster drain 3 --dry-run
-  strandmq cluster drain 3
+  strandmq cluster drain 3 --wait && strandmq cluster remove 3 --confirm n3
   strandmq cluster drain 3 --undo`,
 		Args: exact("NODE"),
 	}, func(cmd *cobra.Command, args []string) error {
+		if err := cmp.Or(waitsFor(wait, "--dry-run", dry), waitsFor(wait, "--undo", undo)); err != nil {
+			return err
+		}
 		n, err := nodeNumber(args[0])
 		if err != nil {
 			return err
@@ -120,16 +124,25 @@ again: what has not left it stays.`,
 				a.talk("not all of it can go as things are: see what it needs")
 			}
 		}
-		return a.show(res, func() error { return a.printPlan(res.GetMoves(), res.GetStuck()) })
+		err = a.show(res, func() error { return a.printPlan(res.GetMoves(), res.GetStuck()) })
+		if err != nil || !wait {
+			return err
+		}
+		if err := a.await(cmd.Context(), "draining n"+strconv.FormatUint(n, 10), "replicas", drained(n)); err != nil {
+			return err
+		}
+		a.talk("node n%d holds nothing any more", n)
+		return nil
 	})
 	c.Flags().BoolVar(&undo, "undo", false, "end the draining")
 	dryFlag(c, &dry)
+	waitFlag(c, &wait, "the node holds nothing")
 	return c
 }
 
 func (a *app) clusterReplace() *cobra.Command {
 	var confirm string
-	var dry bool
+	var dry, wait bool
 	c := command(&cobra.Command{
 		Use:   "replace NODE",
 		Short: "Give up a node whose disk is lost",
@@ -139,11 +152,14 @@ come back; a new node takes its place by joining. A node that has the only repli
 of a partition is not given up. The name has to be typed again: at a terminal by
 hand, elsewhere with --confirm.`,
 		Example: `  strandmq cluster replace 3 --dry-run
-  strandmq cluster replace 3 --confirm n3`,
+  strandmq cluster replace 3 --confirm n3 --wait`,
 		Args: exact("NODE"),
 	}, func(cmd *cobra.Command, args []string) error {
 		n, err := nodeNumber(args[0])
 		if err != nil {
+			return err
+		}
+		if err := waitsFor(wait, "--dry-run", dry); err != nil {
 			return err
 		}
 		name := "n" + strconv.FormatUint(n, 10)
@@ -166,10 +182,19 @@ hand, elsewhere with --confirm.`,
 			}
 			a.talk("node %s is given up; it is removed when nothing is left to be made anew", name)
 		}
-		return a.show(res, func() error { return a.printPlan(res.GetMoves(), res.GetStuck()) })
+		err = a.show(res, func() error { return a.printPlan(res.GetMoves(), res.GetStuck()) })
+		if err != nil || !wait {
+			return err
+		}
+		if err := a.await(cmd.Context(), "replacing "+name, "replicas", replaced(n)); err != nil {
+			return err
+		}
+		a.talk("what node %s held is made anew, and it is removed", name)
+		return nil
 	})
 	c.Flags().StringVar(&confirm, "confirm", "", "the node's name again, such as n3")
 	dryFlag(c, &dry)
+	waitFlag(c, &wait, "all is made anew and the node is removed")
 	return c
 }
 
@@ -217,16 +242,16 @@ first. The name has to be typed again: at a terminal by hand, elsewhere with
 
 func (a *app) clusterMove() *cobra.Command {
 	var to []string
-	var dry bool
+	var dry, wait bool
 	c := command(&cobra.Command{
 		Use:   "move TOPIC PARTITION",
 		Short: "Say which nodes are to hold a partition",
 		Long: `Says which nodes are to hold a partition, one, three or five; the first is to lead
-it. With the same nodes in another order only the lead moves. It ends at once; the
-nodes carry it out. The cluster goes on evening out what its nodes hold, which may
-move the partition again.`,
+it. With the same nodes in another order only the lead moves. It ends at once, and the
+nodes carry it out; with --wait it ends when the replicas are there. The cluster goes on
+evening out what its nodes hold, which may move the partition again.`,
 		Example: `  strandmq cluster move orders 0 --to 1,2,4 --dry-run
-  strandmq cluster move orders 0 --to 1,2,4`,
+  strandmq cluster move orders 0 --to 1,2,4 --wait`,
 		Args: exact("TOPIC", "PARTITION"),
 	}, func(cmd *cobra.Command, args []string) error {
 		number, err := strconv.ParseUint(args[1], 10, 32)
@@ -244,6 +269,9 @@ move the partition again.`,
 		if len(req.Nodes) == 0 {
 			return usagef("say where to: --to 1,2,3")
 		}
+		if err := waitsFor(wait, "--dry-run", dry); err != nil {
+			return err
+		}
 		res, err := ask(cmd.Context(), a.dial().cluster.MovePartition, req)
 		if err != nil {
 			return toFlag(err)
@@ -253,10 +281,19 @@ move the partition again.`,
 		} else {
 			a.talk("partition %d of %s is to be on %s", number, args[0], nodeList(req.GetNodes()))
 		}
-		return a.show(res, func() error { return a.printMoves([]*strandmqv1.PartitionMove{res.GetMove()}) })
+		err = a.show(res, func() error { return a.printMoves([]*strandmqv1.PartitionMove{res.GetMove()}) })
+		if err != nil || !wait {
+			return err
+		}
+		if err := a.await(cmd.Context(), "moving", "partition", moved(args[0], req.GetPartition())); err != nil {
+			return err
+		}
+		a.talk("partition %d of %s has its replicas on %s", number, args[0], nodeList(req.GetNodes()))
+		return nil
 	})
 	c.Flags().StringSliceVar(&to, "to", nil, "the nodes, the one that is to lead first")
 	dryFlag(c, &dry)
+	waitFlag(c, &wait, "the partition is there")
 	return c
 }
 
