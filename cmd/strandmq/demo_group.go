@@ -58,7 +58,7 @@ func (g *demoGroup) start(ctx context.Context, fail context.CancelCauseFunc) {
 	for i := range g.size {
 		g.members.Go(func() {
 			name := fmt.Sprintf("%s-%d", g.name, i+1)
-			if err := g.work(ctx, name, g.failing && i == 1); err != nil && ctx.Err() == nil {
+			if err := g.work(ctx, name); err != nil && ctx.Err() == nil {
 				fail(fmt.Errorf("member %s: %w", name, err))
 			}
 		})
@@ -68,7 +68,7 @@ func (g *demoGroup) start(ctx context.Context, fail context.CancelCauseFunc) {
 // work is the life of one member. The one that crashes drops what it holds, as
 // a killed process does, and comes back under its name: its new session ends
 // the old one, so the broker hands the same messages out again at once.
-func (g *demoGroup) work(ctx context.Context, name string, crashes bool) error {
+func (g *demoGroup) work(ctx context.Context, name string) error {
 	m := &member{api: g.d.api, topic: sample.Topic, group: g.name, name: name, retryFor: 10 * time.Second}
 	if err := m.join(ctx); err != nil {
 		return err
@@ -85,8 +85,7 @@ func (g *demoGroup) work(ctx context.Context, name string, crashes bool) error {
 			continue
 		}
 		list := g.handle(got)
-		if crashes && g.crash(name, got) {
-			crashes = false
+		if g.crash(name, got) {
 			select {
 			case <-time.After(time.Second): // as long as a restart takes
 			case <-ctx.Done():
@@ -143,12 +142,13 @@ func (g *demoGroup) handle(got []*strandmqv1.Delivery) []*strandmqv1.Settlement 
 	return list
 }
 
-// crash tells whether the member dies now: once, half way through the work, with
-// a few messages in its hands.
+// crash tells whether the member dies now: one, half way through the work, with a few
+// messages in its hands. Whichever comes first: one that was named before may have done
+// its share by then.
 func (g *demoGroup) crash(name string, got []*strandmqv1.Delivery) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.crashed || len(got) < 2 || g.acked < len(g.d.sample.items)/2 {
+	if !g.failing || g.crashed || len(got) < 2 || g.acked < len(g.d.sample.items)/2 {
 		return false
 	}
 	g.crashed = true

@@ -9,6 +9,7 @@ import (
 
 	"github.com/strandmq/strandmq/internal/broker"
 	"github.com/strandmq/strandmq/internal/check"
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 func TestSample(t *testing.T) {
@@ -89,6 +90,38 @@ func TestDemoTwice(t *testing.T) {
 		if round == 2 && !strings.Contains(talk.String(), "nothing was published twice") {
 			t.Errorf("the second run does not say that nothing was published twice:\n%s", talk.String())
 		}
+	}
+}
+
+// Half way through, the first member that holds a few messages crashes, and no other one,
+// whoever did most of the work before.
+func TestDemoCrashesOnce(t *testing.T) {
+	f, err := readFlights()
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := newDemoGroup(&demo{sample: f}, "billing", 4, nil)
+	few := make([]*strandmqv1.Delivery, 2)
+	for _, step := range []struct {
+		failing bool
+		acked   int
+		name    string
+		got     []*strandmqv1.Delivery
+		want    bool
+	}{
+		{true, len(f.items)/2 - 1, "billing-1", few, false},
+		{false, len(f.items) / 2, "billing-1", few, false},
+		{true, len(f.items) / 2, "billing-1", few[:1], false},
+		{true, len(f.items) / 2, "billing-4", few, true},
+		{true, len(f.items), "billing-2", few, false},
+	} {
+		g.failing, g.acked = step.failing, step.acked
+		if got := g.crash(step.name, step.got); got != step.want {
+			t.Errorf("%+v: %v", step, got)
+		}
+	}
+	if len(g.news) != 1 || !strings.HasPrefix(g.news[0], "billing-4 crashes with 2 ") {
+		t.Errorf("it tells %q", g.news)
 	}
 }
 
