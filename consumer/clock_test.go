@@ -221,7 +221,7 @@ func TestLeap(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	es, _ := tr.told()
+	es, _ := tr.events.Told()
 	if leaps != 2 || len(es) != 2 || es[1].What != "lapsed" || es[1].Detail[:22] != "no answer within 5000 " {
 		t.Fatalf("%d leaps, traced: %+v", leaps, es)
 	}

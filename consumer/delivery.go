@@ -270,11 +270,20 @@ type MessageInGroup struct {
 
 // TraceEvent is one thing that happened to a message in a group.
 type TraceEvent struct {
-	Time    partition.Millis
+	Time    partition.Millis // of the group's clock, as are the other times
 	Index   partition.Index
+	Term    uint64           // of the entry
+	Node    partition.NodeID // which led then, and so did it; 0: not known
 	Group   GroupID
 	What    string // handed-out, acked, nacked, rejected, extended, released, lapsed, session-lost, dead-lettered, replayed, discarded, reset
 	Member  string
 	Attempt uint32
-	Detail  string
+	Detail  string // in words, with what the following say
+
+	Reason      string           // of a failure, and of a dead letter that of its last one
+	Until       partition.Millis // handed out or extended: the deadline then
+	NextAttempt partition.Millis // a failure: not before then; 0: it is a dead letter
+	Uncharged   bool             // a failure while the circuit was open
+	Settled     bool             // the hand-out settled it: the group is at-most-once
+	Again       bool             // a reset has it delivered again
 }

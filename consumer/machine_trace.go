@@ -2,7 +2,6 @@ package consumer
 
 import (
 	"fmt"
-	"slices"
 
 	"github.com/strandmq/strandmq/partition"
 )
@@ -19,9 +18,8 @@ type tracer struct {
 	offset partition.Offset
 	show   Window
 	groups map[GroupID]*traced
-	first  []TraceEvent // how it began
-	last   []TraceEvent // the latest, once the first are told, and some before those
-	cut    int          // so many were left out between the two
+	events *Excerpt[TraceEvent]
+	term   uint64 // of the entry that is read
 }
 
 // traced is the message in one group.
@@ -47,7 +45,7 @@ type traced struct {
 
 // newTracer traces the message at an offset.
 func newTracer(o partition.Offset, show Window) *tracer {
-	return &tracer{offset: o, show: show, groups: make(map[GroupID]*traced)}
+	return &tracer{offset: o, show: show, groups: make(map[GroupID]*traced), events: NewExcerpt[TraceEvent](show)}
 }
 
 // know tells a group that exists, and what its rows tell of its past.
@@ -65,29 +63,12 @@ func (t *tracer) group(id GroupID) *traced {
 	return g
 }
 
-// told is what happened, in the order of the log, and how much was left out of it.
-func (t *tracer) told() ([]TraceEvent, uint64) {
-	all := slices.Concat(t.first, t.last)
-	cut := max(0, t.cut+len(all)-t.show.First-t.show.Last)
-	if more := len(all) - t.show.First - t.show.Last; more > 0 {
-		all = slices.Delete(all, t.show.First, t.show.First+more)
-	}
-	return all, uint64(cut)
-}
-
 // undo takes an event back: the ones behind it are one fewer.
 func (t *tracer) undo(event int) {
 	if event < 0 {
 		return
 	}
-	switch i := event - len(t.first) - t.cut; {
-	case event < len(t.first):
-		t.first = slices.Delete(t.first, event, event+1)
-	case i >= 0:
-		t.last = slices.Delete(t.last, i, i+1)
-	default:
-		t.cut--
-	}
+	t.events.Remove(event)
 	for _, g := range t.groups {
 		if g.event > event {
 			g.event--
@@ -95,23 +76,20 @@ func (t *tracer) undo(event int) {
 	}
 }
 
-func (t *tracer) add(at partition.Index, h header, g *traced, what, detail string) {
-	if t.show.Before > 0 && at >= t.show.Before {
+// add tells what happened to what a group's member has, or had.
+func (t *tracer) add(at partition.Index, h header, g *traced, e TraceEvent) {
+	e.Member, e.Attempt = g.member, g.attempts
+	t.put(at, h, g, e)
+}
+
+func (t *tracer) put(at partition.Index, h header, g *traced, e TraceEvent) {
+	if !t.show.Has(at) {
 		return
 	}
-	e := TraceEvent{Time: g.clock, Index: at, Group: h.group, What: what, Member: g.member, Attempt: g.attempts, Detail: detail}
-	// Each of these may be taken back later, without one in its place: so twice as many.
-	if len(t.first) < 2*t.show.First && len(t.last) == 0 && t.cut == 0 {
-		t.first = append(t.first, e)
-		return
-	}
-	// Of each group one may be taken back later without another in its place. Room is
-	// made for twice as many, so that making it is rare.
-	if keep := t.show.Last + len(t.groups); len(t.last) >= 2*keep {
-		t.cut += len(t.last) - keep
-		t.last = slices.Delete(t.last, 0, len(t.last)-keep)
-	}
-	t.last = append(t.last, e)
+	e.Time, e.Index, e.Term, e.Group = g.clock, at, t.term, h.group
+	// Of each group one may be taken back later without another in its place.
+	t.events.spare = len(t.groups)
+	t.events.Add(e)
 }
 
 // command reads one command.
@@ -189,10 +167,10 @@ func (t *tracer) command(at partition.Index, cmd []byte) error {
 			}
 			g.dead, g.member = false, ""
 			if h.kind == cmdReplay {
-				t.add(at, h, g, "replayed", "")
+				t.add(at, h, g, TraceEvent{What: "replayed"})
 				g.attempts, g.replayed = 0, true
 			} else {
-				t.add(at, h, g, "discarded", "")
+				t.add(at, h, g, TraceEvent{What: "discarded"})
 				g.settled = true
 			}
 		}
@@ -213,16 +191,16 @@ func (t *tracer) reset(at partition.Index, h header, g *traced, to partition.Off
 	case g.replayed:
 		g.member, g.out = "", false
 		g.dead, g.replayed = true, false
-		t.add(at, h, g, "reset", "before it was handled: the message is a dead letter again")
+		t.add(at, h, g, TraceEvent{What: "reset", Detail: "before it was handled: the message is a dead letter again"})
 	case to <= t.offset:
 		if g.ordinal > 0 || g.settled {
 			g.member = ""
-			t.add(at, h, g, "reset", fmt.Sprintf("to offset %d: the message is delivered again", to))
+			t.add(at, h, g, TraceEvent{What: "reset", Detail: fmt.Sprintf("to offset %d: the message is delivered again", to), Again: true})
 		}
 		g.settled, g.dead, g.out, g.attempts, g.ordinal = false, false, false, 0, 0
 	case !g.settled && !g.dead:
 		g.member = ""
-		t.add(at, h, g, "reset", fmt.Sprintf("to offset %d: the message was skipped", to))
+		t.add(at, h, g, TraceEvent{What: "reset", Detail: fmt.Sprintf("to offset %d: the message was skipped", to)})
 		g.settled, g.out = true, false
 	}
 }
@@ -254,15 +232,15 @@ func (t *tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 		g.handed, g.until = g.clock, g.clock+g.policy.AckDeadline
 		g.out, g.epoch = true, epoch
 		g.event = -1
-		if t.show.Before == 0 || at < t.show.Before {
-			g.event = len(t.first) + t.cut + len(t.last)
+		if t.show.Has(at) {
+			g.event = t.events.Len()
 		}
 		if g.policy.AtMostOnce {
-			t.add(at, h, g, "handed-out", "at most once")
+			t.add(at, h, g, TraceEvent{What: "handed-out", Detail: "at most once", Settled: true})
 			g.out, g.settled, g.replayed = false, true, false
 			return
 		}
-		t.add(at, h, g, "handed-out", fmt.Sprintf("for %d ms", g.until-g.clock))
+		t.add(at, h, g, TraceEvent{What: "handed-out", Detail: fmt.Sprintf("for %d ms", g.until-g.clock), Until: g.until})
 	}
 	for range r.count(2) {
 		o, w := partition.Offset(r.uvarint()), r.uvarint()
@@ -286,7 +264,7 @@ func (t *tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 func (t *tracer) settle(at partition.Index, h header, g *traced, a Action, delay partition.Millis, reason string) {
 	switch a {
 	case Ack:
-		t.add(at, h, g, "acked", "")
+		t.add(at, h, g, TraceEvent{What: "acked"})
 		g.out, g.settled, g.replayed = false, true, false
 	case Nack:
 		t.failed(at, h, g, "nacked", reason, delay, false)
@@ -301,14 +279,14 @@ func (t *tracer) settle(at partition.Index, h header, g *traced, a Action, delay
 			return // held too long: it was refused
 		}
 		g.until = min(until, most)
-		t.add(at, h, g, "extended", fmt.Sprintf("for %d ms from now", g.until-g.clock))
+		t.add(at, h, g, TraceEvent{What: "extended", Detail: fmt.Sprintf("for %d ms from now", g.until-g.clock), Until: g.until})
 	case Release:
 		t.released(at, h, g, "")
 	}
 }
 
 func (t *tracer) released(at partition.Index, h header, g *traced, why string) {
-	t.add(at, h, g, "released", why)
+	t.add(at, h, g, TraceEvent{What: "released", Detail: why})
 	g.out = false
 	g.attempts--
 }
@@ -317,8 +295,8 @@ func (t *tracer) failed(at partition.Index, h header, g *traced, what, reason st
 	g.out = false
 	free := g.free[at] && !last
 	if last || !free && g.policy.MaxAttempts > 0 && g.attempts >= g.policy.MaxAttempts {
-		t.add(at, h, g, what, reason)
-		t.add(at, h, g, "dead-lettered", reason)
+		t.add(at, h, g, TraceEvent{What: what, Detail: reason, Reason: reason})
+		t.add(at, h, g, TraceEvent{What: "dead-lettered", Detail: reason, Reason: reason})
 		g.dead, g.replayed = true, false
 		return
 	}
@@ -332,7 +310,7 @@ func (t *tracer) failed(at partition.Index, h header, g *traced, what, reason st
 	if free {
 		detail += "; the circuit was open: not charged"
 	}
-	t.add(at, h, g, what, detail)
+	t.add(at, h, g, TraceEvent{What: what, Detail: detail, Reason: reason, NextAttempt: g.clock + delay, Uncharged: free})
 	if free {
 		g.attempts--
 	}

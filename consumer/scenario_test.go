@@ -379,7 +379,7 @@ func (s *scenario) run(t *testing.T, d *datadriven.TestData) string {
 			}
 			b.WriteString("\n")
 		}
-		if life.Truncated {
+		if life.Cut > 0 {
 			fmt.Fprintf(&b, "%d before these\n", life.Cut)
 		}
 		return b.String()

@@ -22,7 +22,8 @@ type Replicas interface {
 	View(ctx context.Context, id partition.PartitionID, fn func(partition.App, partition.Position)) error
 	ReadAt(id partition.PartitionID, offsets []partition.Offset) ([]partition.Message, error)
 	ReadRawAt(id partition.PartitionID, offsets []partition.Offset, out []partition.RawMessage) ([]partition.RawMessage, error)
-	Commands(ctx context.Context, id partition.PartitionID, from partition.Index, fn func(partition.Index, []byte) bool) error
+	Commands(ctx context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error
+	Led(id partition.PartitionID) (partition.Led, error)
 	IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error)
 }
 

@@ -10,16 +10,9 @@ import (
 // Life is what happened to a message in the groups of its partition, and where
 // it stands in each, as of one entry of the log.
 type Life struct {
-	Events    []TraceEvent // in the order of the log
-	States    []MessageInGroup
-	Cut       uint64 // so many events were left out, behind the first
-	Truncated bool   // events were left out
-}
-
-// Window is which of a message's events are told: the first ones and the latest.
-type Window struct {
-	First, Last int
-	Before      partition.Index // only of entries before this one; 0: of all
+	Events []TraceEvent // in the order of the log
+	States []MessageInGroup
+	Cut    uint64 // so many events were left out, behind the first
 }
 
 // Trace tells a message's life, read back from its partition's log. Of many events it
@@ -54,18 +47,25 @@ func (s *Shell) Trace(ctx context.Context, pid partition.PartitionID, o partitio
 	if err = errors.Join(err, bad); err != nil {
 		return Life{}, stored(pid, err)
 	}
-	err = s.host.Commands(ctx, pid, from, func(at partition.Index, cmd []byte) bool {
-		if at > until {
+	err = s.host.Commands(ctx, pid, from, func(e partition.LogEntry) bool {
+		if e.Index > until {
 			return false // the states above know nothing of it
 		}
-		bad = t.command(at, cmd)
+		t.term = e.Term
+		bad = t.command(e.Index, e.Data)
 		return bad == nil
 	})
 	if err = errors.Join(err, bad); err != nil {
 		return Life{}, stored(pid, err)
 	}
-	life.Events, life.Cut = t.told()
-	life.Truncated = life.Cut > 0
+	led, err := s.host.Led(pid)
+	if err != nil {
+		return Life{}, stored(pid, err)
+	}
+	life.Events, life.Cut = t.events.Told()
+	for i := range life.Events {
+		life.Events[i].Node = led.By(life.Events[i].Term)
+	}
 	for i := range life.States {
 		// What is settled has no state; its attempts are in the log alone.
 		if x := &life.States[i]; x.State == "acked" || x.State == "skipped" {

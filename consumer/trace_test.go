@@ -2,6 +2,7 @@ package consumer
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -21,7 +22,7 @@ func newTraced() (*world, *memPart) {
 func whats(t *testing.T, s *Shell, o partition.Offset) string {
 	t.Helper()
 	life, err := s.Trace(context.Background(), 1, o, Window{Last: 1000})
-	if err != nil || life.Truncated {
+	if err != nil || life.Cut > 0 {
 		t.Fatalf("trace of %d: %+v, %v", o, life, err)
 	}
 	var all []string
@@ -150,7 +151,7 @@ func TestTraceWindow(t *testing.T) {
 		return life
 	}
 	all := trace(Window{Last: 10_000})
-	if all.Truncated || len(all.Events) < 80 {
+	if all.Cut > 0 || len(all.Events) < 80 {
 		t.Fatalf("of all: %d events", len(all.Events))
 	}
 	for first := range 4 {
@@ -167,10 +168,45 @@ func TestTraceWindow(t *testing.T) {
 				cut := max(0, len(want)-first-last)
 				want = append(append([]TraceEvent{}, want[:min(first, len(want))]...), want[min(len(want), first+cut):]...)
 				got := trace(show)
-				if !slices.Equal(want, got.Events) || got.Cut != uint64(cut) || got.Truncated != (cut > 0) {
+				if !slices.Equal(want, got.Events) || got.Cut != uint64(cut) {
 					t.Fatalf("%+v: %d are cut, and not %d; told\n%v, and not\n%v", show, got.Cut, cut, got.Events, want)
 				}
 			}
 		}
+	}
+}
+
+// Each event has the term of its entry, and the node that is known to have led then; none
+// is made up for a term of which nothing is known.
+func TestTraceTermsAndNodes(t *testing.T) {
+	w, p := newTraced()
+	s := w.shell()
+	ctx := context.Background()
+	p.led = partition.Led{{First: 3, Last: 4, Node: 2}, {First: 6, Last: 6, Node: 1}}
+	p.term = 3
+	w.publish(1, "a")
+	first := receive(t, s, 10)
+	p.term = 5
+	s.Settle(ctx, 1, []Settlement{{Token: first[0].Token, Action: Nack, Delay: 1, Reason: "no"}})
+	p.term = 6
+	w.now += 10
+	second := receive(t, s, 10)
+	s.Settle(ctx, 1, []Settlement{{Token: second[0].Token, Action: Ack}})
+	life, err := s.Trace(ctx, 1, 0, Window{Last: 10})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range life.Events {
+		got = append(got, fmt.Sprint(e.What, " ", e.Term, " ", uint32(e.Node)))
+	}
+	if want := "handed-out 3 2, nacked 5 0, handed-out 6 1, acked 6 1"; strings.Join(got, ", ") != want {
+		t.Fatalf("traced: %q, and not %q", got, want)
+	}
+	if e := life.Events[0]; e.Until != e.Time+Default().AckDeadline {
+		t.Errorf("handed out until %v: %+v", e.Until, e)
+	}
+	if e := life.Events[1]; e.Reason != "no" || e.NextAttempt != e.Time+1 || e.Uncharged {
+		t.Errorf("nacked: %+v", e)
 	}
 }

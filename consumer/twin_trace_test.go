@@ -20,7 +20,7 @@ func (w *twinWorld) judgeTraces() {
 		}
 		life, err := w.shell.Trace(context.Background(), twinPart, o, Window{Last: 100_000})
 		events := life.Events
-		if err != nil || life.Truncated {
+		if err != nil || life.Cut > 0 {
 			w.fail("trace of %d: %+v, %v", o, life, err)
 			return
 		}

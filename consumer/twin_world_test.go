@@ -377,14 +377,16 @@ func (w *twinWorld) ReadRawAt(id partition.PartitionID, offsets []partition.Offs
 	return out, nil
 }
 
-func (w *twinWorld) Commands(_ context.Context, _ partition.PartitionID, from partition.Index, fn func(partition.Index, []byte) bool) error {
+func (w *twinWorld) Commands(_ context.Context, _ partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
 	for _, e := range w.log {
-		if e.at.Index >= from && !fn(e.at.Index, e.cmd) {
+		if e.at.Index >= from && !fn(partition.LogEntry{Index: e.at.Index, Term: 1, Data: e.cmd}) {
 			return nil
 		}
 	}
 	return nil
 }
+
+func (w *twinWorld) Led(partition.PartitionID) (partition.Led, error) { return nil, nil }
 
 func (w *twinWorld) IndexOf(_ partition.PartitionID, o partition.Offset) (partition.Index, error) {
 	return w.entries[o], nil

@@ -122,6 +122,8 @@ type memPart struct {
 	entries    []partition.Index // of the messages
 	start      partition.Offset
 	at         partition.Index
+	term       uint64
+	led        partition.Led
 	cmds       []memCmd
 	checkpoint int                       // commands that the rows hold
 	damaged    map[partition.Offset]bool // do not read
@@ -135,6 +137,7 @@ type memPart struct {
 
 type memCmd struct {
 	at   partition.Position
+	term uint64
 	cmd  []byte
 	trim *partition.TrimTo // instead of a command
 }
@@ -235,7 +238,7 @@ func (p *memPart) Keys(from partition.Offset, maxBytes int, fn func(partition.Of
 
 func (p *memPart) apply(cmd []byte) any {
 	p.at++
-	p.cmds = append(p.cmds, memCmd{at: p.Position(), cmd: cmd})
+	p.cmds = append(p.cmds, memCmd{at: p.Position(), term: p.term, cmd: cmd})
 	res, err := p.app.Apply(p.Position(), cmd)
 	if err != nil {
 		panic(fmt.Sprintf("partition %v: %v", p.id, err))
@@ -449,7 +452,7 @@ func rawMessage(m partition.Message) partition.RawMessage {
 	return partition.RawMessage{Offset: m.Offset, PublishTime: m.PublishTime, Record: raw}
 }
 
-func (w *world) Commands(_ context.Context, id partition.PartitionID, from partition.Index, fn func(partition.Index, []byte) bool) error {
+func (w *world) Commands(_ context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	p, err := w.part(id)
@@ -457,11 +460,21 @@ func (w *world) Commands(_ context.Context, id partition.PartitionID, from parti
 		return err
 	}
 	for _, c := range p.cmds {
-		if c.trim == nil && c.at.Index >= from && !fn(c.at.Index, c.cmd) {
+		if c.trim == nil && c.at.Index >= from && !fn(partition.LogEntry{Index: c.at.Index, Term: c.term, Data: c.cmd}) {
 			break
 		}
 	}
 	return nil
+}
+
+func (w *world) Led(id partition.PartitionID) (partition.Led, error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	p, err := w.part(id)
+	if err != nil {
+		return nil, err
+	}
+	return p.led, nil
 }
 
 func (w *world) IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error) {

@@ -67,6 +67,7 @@ type rigNode struct {
 //	advance ms=M                 the clock
 //	state p=P                    what each node has applied
 //	log n=N p=P                  the log as applied on a node
+//	led p=P                      who led in which terms, as each node's disk has it
 func TestCore(t *testing.T) {
 	datadriven.Walk(t, "testdata/core", func(t *testing.T, path string) {
 		cryptotest.SetGlobalRandom(t, 1) // raft draws its election jitter from it
@@ -312,6 +313,8 @@ func (r *rig) run(d *datadriven.TestData) {
 				fmt.Fprintf(&r.buf, "%v %s at %v, %d commands, checkpoint %d\n", n.id, role, at, a.(*counter).n, n.core.replicas[p].checkpoint.Index)
 			}))
 		}
+	case "led":
+		r.led(PartitionID(arg("p")))
 	case "log":
 		rep := n.core.replicas[p]
 		along := course{r: rep.log.read, pos: rep.log.Position(), next: rep.log.state.start}

@@ -216,6 +216,7 @@ const (
 	metaCheckpoint byte = 'k' // what the App's rows include
 	metaReplica    byte = 'i' // the replica's own id, if it is not the first one on its node
 	metaCondemned  byte = 'd' // why the replica is not to be trusted any more, in words
+	metaLed        byte = 'l' // who led in which term: see led.go
 )
 
 // appliedRow is the log tier's state: written in the batch of its effects.

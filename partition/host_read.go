@@ -274,8 +274,8 @@ func (h *Host) Scan(ctx context.Context, id PartitionID, from Index, fn func(Log
 }
 
 // Commands is Scan for the commands alone, and cheaper: it looks for no messages.
-func (h *Host) Commands(ctx context.Context, id PartitionID, from Index, fn func(at Index, cmd []byte) bool) error {
-	return h.scanAgain(ctx, id, from, true, func(e LogEntry) bool { return fn(e.Index, e.Data) })
+func (h *Host) Commands(ctx context.Context, id PartitionID, from Index, fn func(LogEntry) bool) error {
+	return h.scanAgain(ctx, id, from, true, fn)
 }
 
 func (h *Host) scanAgain(ctx context.Context, id PartitionID, from Index, commands bool, fn func(LogEntry) bool) error {

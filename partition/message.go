@@ -59,6 +59,7 @@ func (k EntryKind) String() string {
 // stand at one index, in order.
 type LogEntry struct {
 	Index Index
+	Term  uint64 // in which it was proposed: Host.Led may know by whom
 	Kind  EntryKind
 	Time  Millis // publish time of a batch; 0 for a command, which carries its own
 	First Offset // a batch's first stored message; for a command, the next message's offset

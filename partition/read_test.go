@@ -166,9 +166,9 @@ func TestScan(t *testing.T) {
 		}
 		// The same commands without the messages.
 		rest = slices.DeleteFunc(rest, func(e LogEntry) bool { return e.Kind != Command })
-		if err := n.Commands(within(t), 1, from, func(at Index, cmd []byte) bool {
-			if len(rest) == 0 || at != rest[0].Index || !bytes.Equal(cmd, rest[0].Data) {
-				t.Errorf("from %d: command %q of entry %d, want the first of %v", from, cmd, at, rest)
+		if err := n.Commands(within(t), 1, from, func(e LogEntry) bool {
+			if len(rest) == 0 || e.Index != rest[0].Index || e.Term != rest[0].Term || e.Term == 0 || !bytes.Equal(e.Data, rest[0].Data) {
+				t.Errorf("from %d: command %q of entry %d in term %d, want the first of %v", from, e.Data, e.Index, e.Term, rest)
 				return false
 			}
 			rest = rest[1:]

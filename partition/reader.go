@@ -310,7 +310,7 @@ func (c *course) show(e logstore.Entry, fn func(LogEntry) bool) (bool, error) {
 		if !ok {
 			return true, nil
 		}
-		le := LogEntry{Index: Index(e.Index), Kind: it.kind, First: c.next, Data: x.data}
+		le := LogEntry{Index: Index(e.Index), Term: e.Term, Kind: it.kind, First: c.next, Data: x.data}
 		if it.kind == Batches {
 			// Its bytes were accepted when they were written, and the entry's checksum is right.
 			b, _, err := record.View(le.Data)

@@ -49,6 +49,8 @@ type replica struct {
 	leading bool // and everything of earlier terms is applied: App.Lead was told
 	single  bool // it is the only one: there is nobody to hear from
 	told    role // what OnRole heard last
+	led     ledRow
+	ledIn   uint64 // the newest term in which a leader was noted
 
 	members    []ReplicaID // of the present configuration, each once
 	voters     []ReplicaID // never changed in place, like the next two
@@ -350,6 +352,9 @@ func (r *replica) ready() error {
 	for r.rn.HasReady() {
 		rd := r.rn.Ready()
 		r.role(&rd)
+		if err := r.noteLeader(); err != nil {
+			return err
+		}
 		for _, m := range rd.Messages {
 			switch m.GetTo() {
 			case raft.LocalAppendThread:

@@ -55,6 +55,10 @@ func (c *core) restore(r *replica) error {
 	if b != nil {
 		return &ErrDamaged{Partition: r.id, Why: string(b)}
 	}
+	// Nothing depends on it: what does not read is not known, and the next leader's is.
+	if b, err = c.store.Meta(p, metaLed); err == nil {
+		r.led = b
+	}
 	if b, err = c.store.Meta(p, metaApplied); err != nil {
 		return err
 	}

@@ -3,7 +3,6 @@ package main
 import (
 	"bytes"
 	"context"
-	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -84,7 +83,7 @@ func (a *app) askMessage(ctx context.Context, f *doctor.Facts, req *strandmqv1.T
 					c.HandedOut++
 				case e.GetWhat() == "replayed":
 					c.Again = append(c.Again, "it was replayed from the dead letters")
-				case e.GetWhat() == "reset" && strings.HasSuffix(e.GetDetail(), "delivered again"):
+				case e.GetWhat() == "reset" && e.GetAgain():
 					c.Again = append(c.Again, "the group was reset")
 				case e.GetWhat() == "released":
 					c.Again = append(c.Again, "a member released it unhandled")

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"regexp"
 	"slices"
 	"time"
 
@@ -162,10 +161,6 @@ func (q *inquiry) suspects(g *doctor.Group, partitions []*strandmqv1.GroupPartit
 	}
 }
 
-// waitTold is what a trace adds to the reason of a failure: it was so when that was written,
-// and is no part of the reason.
-var waitTold = regexp.MustCompile(`(?:^|; )next attempt in \d+ ms at the earliest(?:; the circuit was open: not charged)?$`)
-
 // attemptsOf reads a message's attempts in a group from its life.
 func attemptsOf(m *strandmqv1.MessageTrace, group string) (out []doctor.Attempt) {
 	outcomes := map[string]string{"nacked": "nack", "rejected": "reject", "lapsed": "lapse", "session-lost": "session-lost"}
@@ -187,7 +182,7 @@ func attemptsOf(m *strandmqv1.MessageTrace, group string) (out []doctor.Attempt)
 		}
 		out = append(out, doctor.Attempt{
 			Member: cmp.Or(e.GetMember(), handed.GetMember()), Took: e.GetTime().AsTime().Sub(handed.GetTime().AsTime()), Ended: unixMillis(e.GetTime()),
-			Outcome: outcome, Reason: waitTold.ReplaceAllString(e.GetDetail(), ""),
+			Outcome: outcome, Reason: e.GetReason(),
 		})
 		handed = nil
 	}

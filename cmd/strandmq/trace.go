@@ -25,7 +25,9 @@ func (a *app) traceCommand() *cobra.Command {
 		Short: "Print one message's life in every group",
 		Long: `Prints a message's life, read back from the log: when it was published, each
 hand-out with member and attempt, nacks with their reasons, waits, its ack or
-death, and replays; then where it stands in each group. The offset is one of
+death, and replays; then where it stands in each group. TERM is the log's at each
+line, and NODE the one that led the partition then, and so did it; - where that is
+not known. The offset is one of
 ` + messageGrammar + `.
 
 With --key the messages of a key are looked for in its partition, from the newest
@@ -159,27 +161,39 @@ func (a *app) lives(res *strandmqv1.TraceResponse) error {
 
 // whole prints what a message is.
 func (a *app) whole(m *strandmqv1.MessageTrace) {
-	a.facts(
+	facts := []string{
 		"place", fmt.Sprintf("partition %d, offset %d", m.GetPartition(), m.GetOffset()),
 		"key", keyText(m.GetMessage()),
 		"id", orDash(m.GetMessage().GetId()),
 		"body", plain.Short(string(body(m.GetMessage())), 200),
-	)
+	}
+	if id := m.GetTraceId(); id != "" {
+		facts = append(facts, "trace", id)
+	}
+	if id := m.GetRequestId(); id != "" {
+		facts = append(facts, "request", plain.Short(id, 200))
+	}
+	a.facts(facts...)
+}
+
+// countOrDash is a number; - for 0, which is none.
+func countOrDash[N uint32 | uint64](n N) string {
+	if n == 0 {
+		return "-"
+	}
+	return fmt.Sprint(n)
 }
 
 func (a *app) life(m *strandmqv1.MessageTrace) error {
 	a.whole(m)
 	fmt.Fprintln(a.out)
-	events := table.Table{Head: []string{"TIME", "LOG", "GROUP", "WHAT", "MEMBER", "ATTEMPT", "MORE"}, Right: []int{1, 5}}
+	events := table.Table{Head: []string{"TIME", "LOG", "TERM", "NODE", "GROUP", "WHAT", "MEMBER", "ATTEMPT", "MORE"}, Right: []int{1, 2, 3, 7}}
 	for i, e := range m.GetEvents() {
 		if m.GetCut() > 0 && i == int(m.GetCutAt()) {
-			events.Add("...", "...", "...", fmt.Sprintf("%s more", quantity.Count(m.GetCut())), "...", "...", "...")
+			events.Add("...", "...", "...", "...", "...", fmt.Sprintf("%s more", quantity.Count(m.GetCut())), "...", "...", "...")
 		}
-		attempt := "-"
-		if e.GetAttempt() > 0 {
-			attempt = fmt.Sprint(e.GetAttempt())
-		}
-		events.Add(stamp(e.GetTime()), e.GetLogIndex(), orDash(e.GetGroup()), e.GetWhat(), orDash(e.GetMember()), attempt, orDash(e.GetDetail()))
+		events.Add(stamp(e.GetTime()), e.GetLogIndex(), countOrDash(e.GetTerm()), countOrDash(e.GetNode()), orDash(e.GetGroup()), e.GetWhat(),
+			orDash(e.GetMember()), countOrDash(e.GetAttempt()), orDash(e.GetDetail()))
 	}
 	if err := a.printTable(&events, ""); err != nil {
 		return err

@@ -30,6 +30,8 @@ type bar struct {
 	begun         bool          // a hand-out, and not a moment
 	mark          byte
 	what          string
+	node, ended   uint64        // which led when it was handed out, and when that ended; 0: not known
+	until         time.Duration // its deadline; 0: not known
 }
 
 // bars makes lines of a message's life: what concerns all groups first, then group by group.
@@ -58,20 +60,24 @@ func bars(m *strandmqv1.MessageTrace) (out []bar, total time.Duration) {
 		switch e.GetWhat() {
 		case "handed-out":
 			open[g] = len(out)
-			out = append(out, bar{group: g, member: e.GetMember(), attempt: e.GetAttempt(), from: after, begun: true, mark: '>', what: e.GetWhat()})
-			if strings.HasPrefix(e.GetDetail(), "at most once") {
-				delete(open, g) // it settled the message
+			out = append(out, bar{
+				group: g, member: e.GetMember(), attempt: e.GetAttempt(), from: after, begun: true, mark: '>', what: e.GetWhat(),
+				node: e.GetNode(), until: deadline(e, start),
+			})
+			if e.GetSettled() {
+				delete(open, g)
 				out[len(out)-1].to, out[len(out)-1].mark, out[len(out)-1].what = after, 'A', "handed out at most once"
 			}
 			continue
 		case "extended":
 			if isOut {
+				out[i].until = deadline(e, start)
 				continue // the bar is longer for it
 			}
 		case "acked", "nacked", "rejected", "lapsed", "session-lost", "released":
 			if isOut {
 				b := &out[i]
-				b.to, b.mark = max(after, b.from), marks[e.GetWhat()]
+				b.to, b.mark, b.ended = max(after, b.from), marks[e.GetWhat()], e.GetNode()
 				b.what = fmt.Sprintf("%s after %v", e.GetWhat(), b.to-b.from)
 				if e.GetDetail() != "" {
 					b.what += ": " + e.GetDetail()
@@ -80,7 +86,7 @@ func bars(m *strandmqv1.MessageTrace) (out []bar, total time.Duration) {
 				continue
 			}
 		}
-		b := bar{group: g, member: e.GetMember(), attempt: e.GetAttempt(), from: after, to: after, mark: '*', what: e.GetWhat()}
+		b := bar{group: g, member: e.GetMember(), attempt: e.GetAttempt(), from: after, to: after, mark: '*', what: e.GetWhat(), node: e.GetNode()}
 		if mark, ok := marks[e.GetWhat()]; ok {
 			b.mark = mark
 		}
@@ -92,9 +98,28 @@ func bars(m *strandmqv1.MessageTrace) (out []bar, total time.Duration) {
 	}
 	for _, i := range open {
 		out[i].to = total
+		if out[i].until > 0 {
+			out[i].what += fmt.Sprintf(", until +%v", out[i].until)
+		}
 	}
 	slices.SortStableFunc(out, func(x, y bar) int { return order[x.group] - order[y.group] })
 	return out, total
+}
+
+// deadline is when a hand-out ends at the latest, since the message was published.
+func deadline(e *strandmqv1.TraceEvent, start time.Time) time.Duration {
+	if e.GetUntil() == nil {
+		return 0
+	}
+	return max(0, e.GetUntil().AsTime().Sub(start))
+}
+
+// nodes are those that led while a line lasted.
+func (b *bar) nodes() string {
+	if b.ended != 0 && b.ended != b.node {
+		return countOrDash(b.node) + ", " + countOrDash(b.ended)
+	}
+	return countOrDash(b.node)
 }
 
 // drawn is the picture of a line.
@@ -121,13 +146,9 @@ func (a *app) printTimeline(m *strandmqv1.MessageTrace) error {
 	list, total := bars(m)
 	length := "+" + total.String()
 	head := "0" + strings.Repeat(" ", max(1, timelineWidth-1-len(length))) + length
-	t := table.Table{Head: []string{"GROUP", "AFTER", head, "ATTEMPT", "MEMBER", "WHAT"}, Right: []int{1, 3}}
+	t := table.Table{Head: []string{"GROUP", "AFTER", head, "NODE", "ATTEMPT", "MEMBER", "WHAT"}, Right: []int{1, 3, 4}}
 	for _, b := range list {
-		attempt := "-"
-		if b.attempt > 0 {
-			attempt = fmt.Sprint(b.attempt)
-		}
-		t.Add(orDash(b.group), "+"+b.from.String(), b.drawn(total), attempt, orDash(b.member), b.what)
+		t.Add(orDash(b.group), "+"+b.from.String(), b.drawn(total), b.nodes(), countOrDash(b.attempt), orDash(b.member), b.what)
 	}
 	if err := a.printTable(&t, ""); err != nil {
 		return err

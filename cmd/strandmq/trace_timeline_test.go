@@ -19,12 +19,13 @@ func TestTimeline(t *testing.T) {
 			return timestamppb.New(time.UnixMilli(1_700_000_000_000).Add(time.Duration(n) * unit))
 		}
 		m := &strandmqv1.MessageTrace{Message: &strandmqv1.Message{}, Events: []*strandmqv1.TraceEvent{
-			{Time: at(0), What: "published"},
-			{Time: at(0), What: "handed-out", Group: "b", Member: "m1", Attempt: 1},
-			{Time: at(10), What: "handed-out", Group: "a", Member: "m2", Attempt: 1, Detail: "for 30000 ms"},
-			{Time: at(47), What: "nacked", Group: "b", Member: "m1", Attempt: 1, Detail: "no price"},
-			{Time: at(50), What: "extended", Group: "a", Member: "m2", Attempt: 1},
-			{Time: at(94), What: "replayed", Group: "b"},
+			{Time: at(0), What: "published", Node: 2},
+			{Time: at(0), What: "handed-out", Group: "b", Member: "m1", Attempt: 1, Node: 2, Until: at(30)},
+			{Time: at(10), What: "handed-out", Group: "a", Member: "m2", Attempt: 1, Detail: "for 30000 ms", Node: 2, Until: at(40)},
+			{Time: at(10), What: "handed-out", Group: "d", Member: "m4", Attempt: 1, Detail: "at most once", Node: 2, Settled: true},
+			{Time: at(47), What: "nacked", Group: "b", Member: "m1", Attempt: 1, Detail: "no price", Node: 3},
+			{Time: at(50), What: "extended", Group: "a", Member: "m2", Attempt: 1, Node: 3, Until: at(100)},
+			{Time: at(94), What: "replayed", Group: "b", Node: 3},
 			{Time: at(-5), What: "reset", Group: "c"}, // by the clock of another leader
 		}}
 		var out, notes bytes.Buffer
@@ -39,11 +40,12 @@ func TestTimeline(t *testing.T) {
 		}
 		// 94 units are 48 columns: two for each.
 		for i, want := range []string{
-			"- P" + strings.Repeat(".", 47) + " - - published",
-			"b " + strings.Repeat("=", 23) + "N" + strings.Repeat(".", 24) + " 1 m1 nacked after " + (47 * unit).String() + ": no price",
-			"b " + strings.Repeat(".", 47) + "R - - replayed",
-			"a " + strings.Repeat(".", 5) + strings.Repeat("=", 42) + "> 1 m2 handed-out",
-			"c *" + strings.Repeat(".", 47) + " - - reset",
+			"- P" + strings.Repeat(".", 47) + " 2 - - published",
+			"b " + strings.Repeat("=", 23) + "N" + strings.Repeat(".", 24) + " 2, 3 1 m1 nacked after " + (47 * unit).String() + ": no price",
+			"b " + strings.Repeat(".", 47) + "R 3 - - replayed",
+			"a " + strings.Repeat(".", 5) + strings.Repeat("=", 42) + "> 2 1 m2 handed-out, until +" + (100 * unit).String(),
+			"d " + strings.Repeat(".", 5) + "A" + strings.Repeat(".", 42) + " 2 1 m4 handed out at most once",
+			"c *" + strings.Repeat(".", 47) + " - - - reset",
 		} {
 			if i >= len(got) || got[i] != want {
 				t.Fatalf("line %d is not %q:\n%s", i, want, out.String())

@@ -97,17 +97,27 @@ func rawsOf(batches [][]byte, n int) ([]record.Raw, error) {
 }
 
 func lifeTo(l life) *nodev1.LifeResponse {
-	out := &nodev1.LifeResponse{Message: messageTo(l.message), Truncated: l.truncated, EventsTruncated: l.groups.Truncated, Cut: l.cut + l.groups.Cut}
-	for _, e := range l.publishes {
-		out.Publishes = append(out.Publishes, &nodev1.LifeEvent{TimeMs: int64(e.time), Index: uint64(e.at), What: e.what, Detail: e.detail})
+	return &nodev1.LifeResponse{
+		Message: messageTo(l.message), Publishes: lifeEvents(l.publishes), Truncated: l.truncated,
+		Events: lifeEvents(l.groups.Events), EventsTruncated: l.groups.Cut > 0, Cut: l.cut + l.groups.Cut,
+		States: lifeStates(l.groups.States),
 	}
-	for _, e := range l.groups.Events {
-		out.Events = append(out.Events, &nodev1.LifeEvent{
-			TimeMs: int64(e.Time), Index: uint64(e.Index), Group: uint64(e.Group), What: e.What, Member: e.Member, Attempt: e.Attempt, Detail: valid(e.Detail),
+}
+
+func lifeEvents(list []consumer.TraceEvent) (out []*nodev1.LifeEvent) {
+	for _, e := range list {
+		out = append(out, &nodev1.LifeEvent{
+			TimeMs: int64(e.Time), Index: uint64(e.Index), Term: e.Term, Node: uint64(e.Node), Group: uint64(e.Group), What: e.What,
+			Member: e.Member, Attempt: e.Attempt, Detail: valid(e.Detail), Reason: valid(e.Reason),
+			UntilMs: int64(e.Until), NextAttemptMs: int64(e.NextAttempt), Uncharged: e.Uncharged, Settled: e.Settled, Again: e.Again,
 		})
 	}
-	for _, s := range l.groups.States {
-		out.States = append(out.States, &nodev1.LifeState{Group: uint64(s.Group), Name: s.Name, State: s.State, Attempts: s.Attempts, Detail: valid(s.Detail)})
+	return out
+}
+
+func lifeStates(list []consumer.MessageInGroup) (out []*nodev1.LifeState) {
+	for _, s := range list {
+		out = append(out, &nodev1.LifeState{Group: uint64(s.Group), Name: s.Name, State: s.State, Attempts: s.Attempts, Detail: valid(s.Detail)})
 	}
 	return out
 }
@@ -117,15 +127,9 @@ func lifeFrom(r *nodev1.LifeResponse) (life, error) {
 	if err != nil {
 		return life{}, err
 	}
-	out := life{message: m, truncated: r.GetTruncated(), cut: r.GetCut(), groups: consumer.Life{Truncated: r.GetEventsTruncated()}}
-	for _, e := range r.GetPublishes() {
-		out.publishes = append(out.publishes, publishEvent{at: partition.Index(e.GetIndex()), time: partition.Millis(e.GetTimeMs()), what: e.GetWhat(), detail: e.GetDetail()})
-	}
-	for _, e := range r.GetEvents() {
-		out.groups.Events = append(out.groups.Events, consumer.TraceEvent{
-			Time: partition.Millis(e.GetTimeMs()), Index: partition.Index(e.GetIndex()), Group: consumer.GroupID(e.GetGroup()), What: e.GetWhat(),
-			Member: e.GetMember(), Attempt: e.GetAttempt(), Detail: e.GetDetail(),
-		})
+	out := life{
+		message: m, publishes: traceEvents(r.GetPublishes()), truncated: r.GetTruncated() || r.GetEventsTruncated(), cut: r.GetCut(),
+		groups: consumer.Life{Events: traceEvents(r.GetEvents())},
 	}
 	for _, s := range r.GetStates() {
 		out.groups.States = append(out.groups.States, consumer.MessageInGroup{
@@ -133,6 +137,18 @@ func lifeFrom(r *nodev1.LifeResponse) (life, error) {
 		})
 	}
 	return out, nil
+}
+
+func traceEvents(list []*nodev1.LifeEvent) (out []consumer.TraceEvent) {
+	for _, e := range list {
+		out = append(out, consumer.TraceEvent{
+			Time: partition.Millis(e.GetTimeMs()), Index: partition.Index(e.GetIndex()), Term: e.GetTerm(), Node: partition.NodeID(e.GetNode()),
+			Group: consumer.GroupID(e.GetGroup()), What: e.GetWhat(), Member: e.GetMember(), Attempt: e.GetAttempt(), Detail: e.GetDetail(),
+			Reason: e.GetReason(), Until: partition.Millis(e.GetUntilMs()), NextAttempt: partition.Millis(e.GetNextAttemptMs()),
+			Uncharged: e.GetUncharged(), Settled: e.GetSettled(), Again: e.GetAgain(),
+		})
+	}
+	return out
 }
 
 func groupTo(g consumer.GroupSpec) *nodev1.Group {

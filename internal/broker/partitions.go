@@ -104,17 +104,10 @@ type stretch struct {
 // life is one message with all that happened to it.
 type life struct {
 	message   partition.Message
-	publishes []publishEvent
+	publishes []consumer.TraceEvent // of no group: its publish, and repeats of it that stored nothing
 	groups    consumer.Life
 	cut       uint64 // so many of the publishes were left out
 	truncated bool   // not all of the log was looked through for them
-}
-
-// publishEvent is a publish of a message, or a repeat of it that stored nothing.
-type publishEvent struct {
-	at           partition.Index
-	time         partition.Millis
-	what, detail string
 }
 
 // own is the partitions of this node.

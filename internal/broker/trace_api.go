@@ -99,31 +99,25 @@ func (b *Broker) trace(ctx context.Context, p place, show consumer.Window) (*str
 	msg, life := l.message, l.groups
 	out := &strandmqv1.MessageTrace{
 		Message:   fromRecord(msg.Record, int64(msg.PublishTime), strandmqv1.BodyFormat_BODY_FORMAT_UNSPECIFIED),
-		Partition: uint32(p.number), Offset: uint64(p.offset), Truncated: l.truncated || life.Truncated, Cut: l.cut + life.Cut,
+		Partition: uint32(p.number), Offset: uint64(p.offset),
 	}
-	for _, e := range l.publishes {
-		out.Events = append(out.Events, &strandmqv1.TraceEvent{Time: timestampOrNil(int64(e.time)), LogIndex: uint64(e.at), What: e.what, Detail: e.detail})
-	}
-	m := b.coord.View()
-	for _, e := range life.Events {
-		name := "(deleted)" // the log knows a group by its number only
-		if g, ok := m.GroupByID(coordinator.GroupID(e.Group)); ok {
-			name = g.Name
-		}
-		out.Events = append(out.Events, &strandmqv1.TraceEvent{
-			Time: timestampOrNil(int64(e.Time)), LogIndex: uint64(e.Index), Group: name, What: e.What,
-			Member: e.Member, Attempt: e.Attempt, Detail: valid(e.Detail),
-		})
-	}
-	slices.SortStableFunc(out.Events, func(x, y *strandmqv1.TraceEvent) int { return cmp.Compare(x.GetLogIndex(), y.GetLogIndex()) })
+	out.TraceId, out.RequestId = calledBy(msg.Record.Headers)
+	events := slices.Concat(l.publishes, life.Events)
+	slices.SortStableFunc(events, func(x, y consumer.TraceEvent) int { return cmp.Compare(x.Index, y.Index) })
 	// Each of the two has its first and its latest, so the first and the latest of all
 	// are among them.
-	if more := len(out.Events) - show.First - show.Last; more > 0 {
-		out.Events = slices.Delete(out.Events, show.First, show.First+more)
-		out.Cut += uint64(more)
+	all := consumer.NewExcerpt[consumer.TraceEvent](show)
+	for _, e := range events {
+		all.Add(e)
 	}
-	if out.Cut > 0 {
-		out.Truncated, out.CutAt = true, uint32(show.First)
+	events, out.Cut = all.Told()
+	if out.Cut += l.cut + life.Cut; out.Cut > 0 {
+		out.CutAt = uint32(show.First)
+	}
+	out.Truncated = l.truncated || out.Cut > 0
+	m := b.coord.View()
+	for _, e := range events {
+		out.Events = append(out.Events, traceEvent(e, m))
 	}
 	for _, s := range life.States {
 		out.States = append(out.States, &strandmqv1.TraceState{Group: s.Name, State: s.State, Attempts: s.Attempts, Detail: valid(s.Detail)})
@@ -131,21 +125,34 @@ func (b *Broker) trace(ctx context.Context, p place, show consumer.Window) (*str
 	return out, nil
 }
 
+func traceEvent(e consumer.TraceEvent, m *coordinator.Map) *strandmqv1.TraceEvent {
+	name := ""
+	if e.Group != 0 { // else it concerns all
+		name = "(deleted)" // the log knows a group by its number only
+		if g, ok := m.GroupByID(coordinator.GroupID(e.Group)); ok {
+			name = g.Name
+		}
+	}
+	return &strandmqv1.TraceEvent{
+		Time: timestampOrNil(int64(e.Time)), LogIndex: uint64(e.Index), Term: e.Term, Node: uint64(e.Node), Group: name, What: e.What,
+		Member: e.Member, Attempt: e.Attempt, Detail: valid(e.Detail), Reason: valid(e.Reason),
+		Until: timestampOrNil(int64(e.Until)), NextAttempt: timestampOrNil(int64(e.NextAttempt)),
+		Uncharged: e.Uncharged, Settled: e.Settled, Again: e.Again,
+	}
+}
+
 // publishes finds a message's publish and, if it has an id, the repeats of it
 // that stored nothing. It looks through a bounded part of the log.
-func (b *Broker) publishes(ctx context.Context, id partition.PartitionID, msg partition.Message, show consumer.Window) (out []publishEvent, cut uint64, truncated bool, err error) {
+func (b *Broker) publishes(ctx context.Context, id partition.PartitionID, msg partition.Message, show consumer.Window) (out []consumer.TraceEvent, cut uint64, truncated bool, err error) {
 	first, err := b.host.IndexOf(id, msg.Offset)
 	if err != nil {
 		return nil, 0, false, err
 	}
+	events := consumer.NewExcerpt[consumer.TraceEvent](show)
 	event := func(e partition.LogEntry, what, detail string) {
-		if show.Before > 0 && e.Index >= show.Before {
-			return
+		if show.Has(e.Index) {
+			events.Add(consumer.TraceEvent{Time: e.Time, Index: e.Index, Term: e.Term, What: what, Detail: detail})
 		}
-		if n := len(out) - show.First - show.Last; n > show.Last { // twice the latest, so that making room is rare
-			out, cut = slices.Delete(out, show.First, show.First+n), cut+uint64(n)
-		}
-		out = append(out, publishEvent{e.Index, e.Time, what, detail})
 	}
 	looked, found := 0, false
 	var broken error
@@ -189,8 +196,10 @@ func (b *Broker) publishes(ctx context.Context, id partition.PartitionID, msg pa
 		})
 		return true
 	})
-	if n := len(out) - show.First - show.Last; n > 0 {
-		out, cut = slices.Delete(out, show.First, show.First+n), cut+uint64(n)
+	led, unread := b.host.Led(id)
+	out, cut = events.Told()
+	for i := range out {
+		out[i].Node = led.By(out[i].Term)
 	}
-	return out, cut, truncated, errors.Join(err, broken)
+	return out, cut, truncated, errors.Join(err, broken, unread)
 }

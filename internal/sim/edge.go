@@ -113,11 +113,18 @@ func (e *edge) ReadRawAt(id partition.PartitionID, os []partition.Offset, out []
 	return e.n.core.ReadRawAt(id, os, out)
 }
 
-func (e *edge) Commands(ctx context.Context, id partition.PartitionID, from partition.Index, fn func(partition.Index, []byte) bool) error {
+func (e *edge) Commands(ctx context.Context, id partition.PartitionID, from partition.Index, fn func(partition.LogEntry) bool) error {
 	if err := e.gone(); err != nil {
 		return err
 	}
 	return e.n.core.Commands(ctx, id, from, fn)
+}
+
+func (e *edge) Led(id partition.PartitionID) (partition.Led, error) {
+	if err := e.gone(); err != nil {
+		return nil, err
+	}
+	return e.n.core.Led(id)
 }
 
 func (e *edge) IndexOf(id partition.PartitionID, o partition.Offset) (partition.Index, error) {

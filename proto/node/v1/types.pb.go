@@ -521,7 +521,23 @@ type LifeEvent struct {
 	// Which attempt.
 	Attempt uint32 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// More.
-	Detail        string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	Detail string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	// The term of its entry; 0: not known.
+	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
+	// Who led in that term; 0: not known.
+	Node uint64 `protobuf:"varint,9,opt,name=node,proto3" json:"node,omitempty"`
+	// Why it failed.
+	Reason string `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Its deadline then; 0: none.
+	UntilMs int64 `protobuf:"varint,11,opt,name=until_ms,json=untilMs,proto3" json:"until_ms,omitempty"`
+	// No next attempt before; 0: none.
+	NextAttemptMs int64 `protobuf:"varint,12,opt,name=next_attempt_ms,json=nextAttemptMs,proto3" json:"next_attempt_ms,omitempty"`
+	// It was not charged.
+	Uncharged bool `protobuf:"varint,13,opt,name=uncharged,proto3" json:"uncharged,omitempty"`
+	// The hand-out settled it.
+	Settled bool `protobuf:"varint,14,opt,name=settled,proto3" json:"settled,omitempty"`
+	// It is delivered again.
+	Again         bool `protobuf:"varint,15,opt,name=again,proto3" json:"again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -603,6 +619,62 @@ func (x *LifeEvent) GetDetail() string {
 		return x.Detail
 	}
 	return ""
+}
+
+func (x *LifeEvent) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *LifeEvent) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *LifeEvent) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *LifeEvent) GetUntilMs() int64 {
+	if x != nil {
+		return x.UntilMs
+	}
+	return 0
+}
+
+func (x *LifeEvent) GetNextAttemptMs() int64 {
+	if x != nil {
+		return x.NextAttemptMs
+	}
+	return 0
+}
+
+func (x *LifeEvent) GetUncharged() bool {
+	if x != nil {
+		return x.Uncharged
+	}
+	return false
+}
+
+func (x *LifeEvent) GetSettled() bool {
+	if x != nil {
+		return x.Settled
+	}
+	return false
+}
+
+func (x *LifeEvent) GetAgain() bool {
+	if x != nil {
+		return x.Again
+	}
+	return false
 }
 
 // LifeState is where a message stands in a group.
@@ -1637,7 +1709,7 @@ const file_node_v1_types_proto_rawDesc = "" +
 	"\x06offset\x18\x01 \x01(\x04R\x06offset\x12\x1d\n" +
 	"\n" +
 	"publish_ms\x18\x02 \x01(\x03R\tpublishMs\x12\x16\n" +
-	"\x06record\x18\x03 \x01(\fR\x06record\"\xae\x01\n" +
+	"\x06record\x18\x03 \x01(\fR\x06record\"\xff\x02\n" +
 	"\tLifeEvent\x12\x17\n" +
 	"\atime_ms\x18\x01 \x01(\x03R\x06timeMs\x12\x14\n" +
 	"\x05index\x18\x02 \x01(\x04R\x05index\x12\x14\n" +
@@ -1645,7 +1717,16 @@ const file_node_v1_types_proto_rawDesc = "" +
 	"\x04what\x18\x04 \x01(\tR\x04what\x12\x16\n" +
 	"\x06member\x18\x05 \x01(\tR\x06member\x12\x18\n" +
 	"\aattempt\x18\x06 \x01(\rR\aattempt\x12\x16\n" +
-	"\x06detail\x18\a \x01(\tR\x06detail\"\x7f\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail\x12\x12\n" +
+	"\x04term\x18\b \x01(\x04R\x04term\x12\x12\n" +
+	"\x04node\x18\t \x01(\x04R\x04node\x12\x16\n" +
+	"\x06reason\x18\n" +
+	" \x01(\tR\x06reason\x12\x19\n" +
+	"\buntil_ms\x18\v \x01(\x03R\auntilMs\x12&\n" +
+	"\x0fnext_attempt_ms\x18\f \x01(\x03R\rnextAttemptMs\x12\x1c\n" +
+	"\tuncharged\x18\r \x01(\bR\tuncharged\x12\x18\n" +
+	"\asettled\x18\x0e \x01(\bR\asettled\x12\x14\n" +
+	"\x05again\x18\x0f \x01(\bR\x05again\"\x7f\n" +
 	"\tLifeState\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\x04R\x05group\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x14\n" +

@@ -4756,7 +4756,12 @@ type MessageTrace struct {
 	// So many events were left out.
 	Cut uint64 `protobuf:"varint,7,opt,name=cut,proto3" json:"cut,omitempty"`
 	// They were before the event of this place in events.
-	CutAt         uint32 `protobuf:"varint,8,opt,name=cut_at,json=cutAt,proto3" json:"cut_at,omitempty"`
+	CutAt uint32 `protobuf:"varint,8,opt,name=cut_at,json=cutAt,proto3" json:"cut_at,omitempty"`
+	// The trace that the message belongs to: the trace id of its header traceparent
+	// (W3C), in hex; empty: it has none, or none that is valid.
+	TraceId string `protobuf:"bytes,9,opt,name=trace_id,json=traceId,proto3" json:"trace_id,omitempty"`
+	// Its header x-request-id.
+	RequestId     string `protobuf:"bytes,10,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4847,6 +4852,20 @@ func (x *MessageTrace) GetCutAt() uint32 {
 	return 0
 }
 
+func (x *MessageTrace) GetTraceId() string {
+	if x != nil {
+		return x.TraceId
+	}
+	return ""
+}
+
+func (x *MessageTrace) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
 // TraceEvent is one thing that happened to a message.
 type TraceEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -4863,8 +4882,26 @@ type TraceEvent struct {
 	Member string `protobuf:"bytes,5,opt,name=member,proto3" json:"member,omitempty"`
 	// The attempt.
 	Attempt uint32 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// Details: a reason, a wait, a deadline.
-	Detail        string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	// Details in words: a reason, a wait, a deadline. What programs need of them is below.
+	Detail string `protobuf:"bytes,7,opt,name=detail,proto3" json:"detail,omitempty"`
+	// The term of the log in which it was written; 0: not known.
+	Term uint64 `protobuf:"varint,8,opt,name=term,proto3" json:"term,omitempty"`
+	// The node that led the partition in that term, and so did it; 0: not known.
+	Node uint64 `protobuf:"varint,9,opt,name=node,proto3" json:"node,omitempty"`
+	// Why it failed: what the member said, or how it ended; of a dead letter, why
+	// its last attempt failed.
+	Reason string `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
+	// handed-out, extended: the deadline then.
+	Until *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=until,proto3" json:"until,omitempty"`
+	// A failure: the next attempt comes then at the earliest; unset: it is a dead
+	// letter.
+	NextAttempt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=next_attempt,json=nextAttempt,proto3" json:"next_attempt,omitempty"`
+	// A failure that was not charged: the group's circuit was open.
+	Uncharged bool `protobuf:"varint,13,opt,name=uncharged,proto3" json:"uncharged,omitempty"`
+	// The hand-out settled it: the group is at-most-once.
+	Settled bool `protobuf:"varint,14,opt,name=settled,proto3" json:"settled,omitempty"`
+	// A reset has it delivered again.
+	Again         bool `protobuf:"varint,15,opt,name=again,proto3" json:"again,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -4946,6 +4983,62 @@ func (x *TraceEvent) GetDetail() string {
 		return x.Detail
 	}
 	return ""
+}
+
+func (x *TraceEvent) GetTerm() uint64 {
+	if x != nil {
+		return x.Term
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetNode() uint64 {
+	if x != nil {
+		return x.Node
+	}
+	return 0
+}
+
+func (x *TraceEvent) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *TraceEvent) GetUntil() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Until
+	}
+	return nil
+}
+
+func (x *TraceEvent) GetNextAttempt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.NextAttempt
+	}
+	return nil
+}
+
+func (x *TraceEvent) GetUncharged() bool {
+	if x != nil {
+		return x.Uncharged
+	}
+	return false
+}
+
+func (x *TraceEvent) GetSettled() bool {
+	if x != nil {
+		return x.Settled
+	}
+	return false
+}
+
+func (x *TraceEvent) GetAgain() bool {
+	if x != nil {
+		return x.Again
+	}
+	return false
 }
 
 // TraceState is where a message stands in one group.
@@ -6135,7 +6228,7 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x05which\"^\n" +
 	"\rTraceResponse\x125\n" +
 	"\bmessages\x18\x01 \x03(\v2\x19.strandmq.v1.MessageTraceR\bmessages\x12\x16\n" +
-	"\x06behind\x18\x02 \x01(\tR\x06behind\"\x9d\x02\n" +
+	"\x06behind\x18\x02 \x01(\tR\x06behind\"\xd7\x02\n" +
 	"\fMessageTrace\x12.\n" +
 	"\amessage\x18\x01 \x01(\v2\x14.strandmq.v1.MessageR\amessage\x12\x1c\n" +
 	"\tpartition\x18\x02 \x01(\rR\tpartition\x12\x16\n" +
@@ -6144,7 +6237,11 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x06states\x18\x05 \x03(\v2\x17.strandmq.v1.TraceStateR\x06states\x12\x1c\n" +
 	"\ttruncated\x18\x06 \x01(\bR\ttruncated\x12\x10\n" +
 	"\x03cut\x18\a \x01(\x04R\x03cut\x12\x15\n" +
-	"\x06cut_at\x18\b \x01(\rR\x05cutAt\"\xcd\x01\n" +
+	"\x06cut_at\x18\b \x01(\rR\x05cutAt\x12\x19\n" +
+	"\btrace_id\x18\t \x01(\tR\atraceId\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\n" +
+	" \x01(\tR\trequestId\"\xcc\x03\n" +
 	"\n" +
 	"TraceEvent\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x1b\n" +
@@ -6153,7 +6250,16 @@ const file_strandmq_v1_admin_proto_rawDesc = "" +
 	"\x04what\x18\x04 \x01(\tR\x04what\x12\x16\n" +
 	"\x06member\x18\x05 \x01(\tR\x06member\x12\x18\n" +
 	"\aattempt\x18\x06 \x01(\rR\aattempt\x12\x16\n" +
-	"\x06detail\x18\a \x01(\tR\x06detail\"l\n" +
+	"\x06detail\x18\a \x01(\tR\x06detail\x12\x12\n" +
+	"\x04term\x18\b \x01(\x04R\x04term\x12\x12\n" +
+	"\x04node\x18\t \x01(\x04R\x04node\x12\x16\n" +
+	"\x06reason\x18\n" +
+	" \x01(\tR\x06reason\x120\n" +
+	"\x05until\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\x05until\x12=\n" +
+	"\fnext_attempt\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\vnextAttempt\x12\x1c\n" +
+	"\tuncharged\x18\r \x01(\bR\tuncharged\x12\x18\n" +
+	"\asettled\x18\x0e \x01(\bR\asettled\x12\x14\n" +
+	"\x05again\x18\x0f \x01(\bR\x05again\"l\n" +
 	"\n" +
 	"TraceState\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x14\n" +
@@ -6446,60 +6552,62 @@ var file_strandmq_v1_admin_proto_depIdxs = []int32{
 	61,  // 78: strandmq.v1.MessageTrace.events:type_name -> strandmq.v1.TraceEvent
 	62,  // 79: strandmq.v1.MessageTrace.states:type_name -> strandmq.v1.TraceState
 	71,  // 80: strandmq.v1.TraceEvent.time:type_name -> google.protobuf.Timestamp
-	71,  // 81: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
-	66,  // 82: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
-	67,  // 83: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
-	68,  // 84: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
-	70,  // 85: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
-	65,  // 86: strandmq.v1.NodeInfoResponse.peers:type_name -> strandmq.v1.NodePeer
-	71,  // 87: strandmq.v1.NodeInfoResponse.now:type_name -> google.protobuf.Timestamp
-	71,  // 88: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
-	71,  // 89: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
-	71,  // 90: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
-	69,  // 91: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
-	6,   // 92: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
-	8,   // 93: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
-	10,  // 94: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
-	14,  // 95: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
-	16,  // 96: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
-	20,  // 97: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
-	23,  // 98: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
-	27,  // 99: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
-	35,  // 100: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
-	37,  // 101: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
-	40,  // 102: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
-	42,  // 103: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
-	44,  // 104: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
-	50,  // 105: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
-	52,  // 106: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
-	54,  // 107: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
-	56,  // 108: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
-	58,  // 109: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
-	63,  // 110: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
-	7,   // 111: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
-	9,   // 112: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
-	11,  // 113: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
-	15,  // 114: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
-	17,  // 115: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
-	21,  // 116: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
-	24,  // 117: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
-	28,  // 118: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
-	36,  // 119: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
-	38,  // 120: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
-	41,  // 121: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
-	43,  // 122: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
-	45,  // 123: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
-	51,  // 124: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
-	53,  // 125: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
-	55,  // 126: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
-	57,  // 127: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
-	59,  // 128: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
-	64,  // 129: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
-	111, // [111:130] is the sub-list for method output_type
-	92,  // [92:111] is the sub-list for method input_type
-	92,  // [92:92] is the sub-list for extension type_name
-	92,  // [92:92] is the sub-list for extension extendee
-	0,   // [0:92] is the sub-list for field type_name
+	71,  // 81: strandmq.v1.TraceEvent.until:type_name -> google.protobuf.Timestamp
+	71,  // 82: strandmq.v1.TraceEvent.next_attempt:type_name -> google.protobuf.Timestamp
+	71,  // 83: strandmq.v1.NodeInfoResponse.started:type_name -> google.protobuf.Timestamp
+	66,  // 84: strandmq.v1.NodeInfoResponse.disk:type_name -> strandmq.v1.NodeDisk
+	67,  // 85: strandmq.v1.NodeInfoResponse.scrub:type_name -> strandmq.v1.NodeScrub
+	68,  // 86: strandmq.v1.NodeInfoResponse.damage:type_name -> strandmq.v1.NodeDamage
+	70,  // 87: strandmq.v1.NodeInfoResponse.stopped:type_name -> strandmq.v1.StoppedPartition
+	65,  // 88: strandmq.v1.NodeInfoResponse.peers:type_name -> strandmq.v1.NodePeer
+	71,  // 89: strandmq.v1.NodeInfoResponse.now:type_name -> google.protobuf.Timestamp
+	71,  // 90: strandmq.v1.NodeScrub.last_pass:type_name -> google.protobuf.Timestamp
+	71,  // 91: strandmq.v1.NodeScrub.began:type_name -> google.protobuf.Timestamp
+	71,  // 92: strandmq.v1.NodeDamage.found:type_name -> google.protobuf.Timestamp
+	69,  // 93: strandmq.v1.NodeDamage.ranges:type_name -> strandmq.v1.DamagedRange
+	6,   // 94: strandmq.v1.TopicService.CreateTopic:input_type -> strandmq.v1.CreateTopicRequest
+	8,   // 95: strandmq.v1.TopicService.ListTopics:input_type -> strandmq.v1.ListTopicsRequest
+	10,  // 96: strandmq.v1.TopicService.DescribeTopic:input_type -> strandmq.v1.DescribeTopicRequest
+	14,  // 97: strandmq.v1.TopicService.AlterTopic:input_type -> strandmq.v1.AlterTopicRequest
+	16,  // 98: strandmq.v1.TopicService.DeleteTopic:input_type -> strandmq.v1.DeleteTopicRequest
+	20,  // 99: strandmq.v1.GroupService.CreateGroup:input_type -> strandmq.v1.CreateGroupRequest
+	23,  // 100: strandmq.v1.GroupService.ListGroups:input_type -> strandmq.v1.ListGroupsRequest
+	27,  // 101: strandmq.v1.GroupService.DescribeGroup:input_type -> strandmq.v1.DescribeGroupRequest
+	35,  // 102: strandmq.v1.GroupService.AlterGroup:input_type -> strandmq.v1.AlterGroupRequest
+	37,  // 103: strandmq.v1.GroupService.ResetGroup:input_type -> strandmq.v1.ResetGroupRequest
+	40,  // 104: strandmq.v1.GroupService.PauseGroup:input_type -> strandmq.v1.PauseGroupRequest
+	42,  // 105: strandmq.v1.GroupService.ResumeGroup:input_type -> strandmq.v1.ResumeGroupRequest
+	44,  // 106: strandmq.v1.GroupService.DeleteGroup:input_type -> strandmq.v1.DeleteGroupRequest
+	50,  // 107: strandmq.v1.DeadLetterService.ListDeadLetters:input_type -> strandmq.v1.ListDeadLettersRequest
+	52,  // 108: strandmq.v1.DeadLetterService.GetDeadLetter:input_type -> strandmq.v1.GetDeadLetterRequest
+	54,  // 109: strandmq.v1.DeadLetterService.ReplayDeadLetters:input_type -> strandmq.v1.ReplayDeadLettersRequest
+	56,  // 110: strandmq.v1.DeadLetterService.DiscardDeadLetters:input_type -> strandmq.v1.DiscardDeadLettersRequest
+	58,  // 111: strandmq.v1.TraceService.Trace:input_type -> strandmq.v1.TraceRequest
+	63,  // 112: strandmq.v1.NodeService.NodeInfo:input_type -> strandmq.v1.NodeInfoRequest
+	7,   // 113: strandmq.v1.TopicService.CreateTopic:output_type -> strandmq.v1.CreateTopicResponse
+	9,   // 114: strandmq.v1.TopicService.ListTopics:output_type -> strandmq.v1.ListTopicsResponse
+	11,  // 115: strandmq.v1.TopicService.DescribeTopic:output_type -> strandmq.v1.DescribeTopicResponse
+	15,  // 116: strandmq.v1.TopicService.AlterTopic:output_type -> strandmq.v1.AlterTopicResponse
+	17,  // 117: strandmq.v1.TopicService.DeleteTopic:output_type -> strandmq.v1.DeleteTopicResponse
+	21,  // 118: strandmq.v1.GroupService.CreateGroup:output_type -> strandmq.v1.CreateGroupResponse
+	24,  // 119: strandmq.v1.GroupService.ListGroups:output_type -> strandmq.v1.ListGroupsResponse
+	28,  // 120: strandmq.v1.GroupService.DescribeGroup:output_type -> strandmq.v1.DescribeGroupResponse
+	36,  // 121: strandmq.v1.GroupService.AlterGroup:output_type -> strandmq.v1.AlterGroupResponse
+	38,  // 122: strandmq.v1.GroupService.ResetGroup:output_type -> strandmq.v1.ResetGroupResponse
+	41,  // 123: strandmq.v1.GroupService.PauseGroup:output_type -> strandmq.v1.PauseGroupResponse
+	43,  // 124: strandmq.v1.GroupService.ResumeGroup:output_type -> strandmq.v1.ResumeGroupResponse
+	45,  // 125: strandmq.v1.GroupService.DeleteGroup:output_type -> strandmq.v1.DeleteGroupResponse
+	51,  // 126: strandmq.v1.DeadLetterService.ListDeadLetters:output_type -> strandmq.v1.ListDeadLettersResponse
+	53,  // 127: strandmq.v1.DeadLetterService.GetDeadLetter:output_type -> strandmq.v1.GetDeadLetterResponse
+	55,  // 128: strandmq.v1.DeadLetterService.ReplayDeadLetters:output_type -> strandmq.v1.ReplayDeadLettersResponse
+	57,  // 129: strandmq.v1.DeadLetterService.DiscardDeadLetters:output_type -> strandmq.v1.DiscardDeadLettersResponse
+	59,  // 130: strandmq.v1.TraceService.Trace:output_type -> strandmq.v1.TraceResponse
+	64,  // 131: strandmq.v1.NodeService.NodeInfo:output_type -> strandmq.v1.NodeInfoResponse
+	113, // [113:132] is the sub-list for method output_type
+	94,  // [94:113] is the sub-list for method input_type
+	94,  // [94:94] is the sub-list for extension type_name
+	94,  // [94:94] is the sub-list for extension extendee
+	0,   // [0:94] is the sub-list for field type_name
 }
 
 func init() { file_strandmq_v1_admin_proto_init() }
