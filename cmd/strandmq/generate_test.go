@@ -409,7 +409,7 @@ func TestAlertsSeeThree(t *testing.T) {
 	f.nodes[1].kill()
 	until(t, "two are", func() bool {
 		one = scrapes(f.nodes[0])
-		return says(one, `strandmq_partitions_without_leader 4`) == 1 && says(one, `strandmq_ready 0`) == 1
+		return says(one, `strandmq_partitions_without_leader 4`) == 1 && says(one, `strandmq_ready 0`) == 1 && says(one, `strandmq_node_up\{.*\} 0`) == 2
 	})
 	tool := alertsTool(t)
 	for _, c := range []struct {
