@@ -19,7 +19,7 @@ func streamOf(t *testing.T, b *Broker, topic, group, member string, mem *holding
 	if err != nil {
 		t.Fatal(err)
 	}
-	g, err := b.far.gather(consumer.StreamRequest{Group: consumer.GroupID(j.Group.ID), Member: member, Session: j.Member.Session}, mem)
+	g, err := b.far.gather(ctx(t), consumer.StreamRequest{Group: consumer.GroupID(j.Group.ID), Member: member, Session: j.Member.Session}, mem)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -131,7 +131,7 @@ func (b *Broker) newAttendant(ctx context.Context, who memberOf) (*attendant, er
 		wake: make(chan struct{}, 1), sent: make(chan struct{}, 1),
 	}
 	a.flow.takeTime = b.cfg.SessionTimeout
-	a.stream, err = b.openStream(consumer.StreamRequest{Group: a.group, Member: who.member, Session: a.session, MaxBytes: frameBytes}, a.flow.mem)
+	a.stream, err = b.openStream(ctx, consumer.StreamRequest{Group: a.group, Member: who.member, Session: a.session, MaxBytes: frameBytes}, a.flow.mem)
 	if err != nil {
 		return nil, err
 	}
@@ -211,7 +211,7 @@ func (a *attendant) settle(ctx context.Context, runs []consumer.SettleRun, n int
 		}
 	}
 	a.stream.Settle(ctx, runs, func(results []consumer.SettleRunResult) {
-		a.countRefused(results)
+		a.countRefused(ctx, results)
 		a.mu.Lock()
 		a.answers += n
 		a.results = append(a.results, results...)
@@ -462,7 +462,7 @@ func (a *attendant) assign(before []coordinator.Share) ([]coordinator.Share, <-c
 func (a *attendant) close(lost bool) {
 	b := a.b
 	b.live.remove(&a.attendance)
-	ctx, cancel := b.finishing()
+	ctx, cancel := b.finishing(withRequest(b.calls, a.flow.by))
 	defer cancel()
 	if b.groupGone(a.topic, coordinator.GroupID(a.group)) != nil {
 		// What it held goes with its group, and so does the session. The partitions may be
@@ -474,14 +474,14 @@ func (a *attendant) close(lost bool) {
 	}
 	if err := a.stream.Close(ctx, lost); err != nil && b.serving.Err() == nil && !errors.As(err, new(*partition.ErrDamaged)) && !errors.As(err, new(*partition.ErrUnknownPartition)) {
 		// The deliveries lapse at their deadlines instead.
-		b.log.Warn("cannot end a stream's session in all partitions", "topic", a.topic.Name, "group", a.name, "member", a.member, "err", err)
+		b.log.WarnContext(ctx, "cannot end a stream's session in all partitions", "topic", a.topic.Name, "group", a.name, "member", a.member, "err", err)
 	}
 	b.sessions.take(a.session)
 	err := b.members.Leave(ctx, coordinator.GroupID(a.group), a.member, a.session)
 	if err == nil || b.serving.Err() != nil || errors.As(err, new(*coordinator.ErrSessionEnded)) || errors.As(err, new(*coordinator.ErrNotFound)) {
 		return
 	}
-	b.log.Warn("cannot end a stream's session", "topic", a.topic.Name, "group", a.name, "member", a.member, "err", err)
+	b.log.WarnContext(ctx, "cannot end a stream's session", "topic", a.topic.Name, "group", a.name, "member", a.member, "err", err)
 }
 
 func assignmentOf(shares []coordinator.Share) *strandmqv1.Assignment {

@@ -109,7 +109,7 @@ func (a *attendant) giveBack(ctx context.Context, hs []consumer.Handed) (rest []
 	if n == 0 {
 		return rest
 	}
-	a.stream.Settle(ctx, runs, a.countRefused)
+	a.stream.Settle(ctx, runs, func(results []consumer.SettleRunResult) { a.countRefused(ctx, results) })
 	a.mu.Lock()
 	a.granted -= n
 	a.mu.Unlock()

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/strandmq/strandmq/consumer"
@@ -134,7 +135,7 @@ func (p *packer) one(a *attendant, h *consumer.Handed, from int) int {
 }
 
 // settledResults are results of settlements as a frame tells them.
-func (b *Broker) settledResults(results []consumer.SettleRunResult) []*strandmqv1.SettleRunResult {
+func (b *Broker) settledResults(ctx context.Context, results []consumer.SettleRunResult) []*strandmqv1.SettleRunResult {
 	if len(results) == 0 {
 		return nil
 	}
@@ -147,7 +148,7 @@ func (b *Broker) settledResults(results []consumer.SettleRunResult) []*strandmqv
 			if why.field == "token" {
 				why.field = "first" // a stream names its deliveries by number
 			}
-			out[i].Problem = b.problemIn(&why, fmt.Sprintf("settlements[%d]", r.Run))
+			out[i].Problem = b.problemIn(ctx, &why, fmt.Sprintf("settlements[%d]", r.Run))
 		}
 	}
 	return out

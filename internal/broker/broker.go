@@ -104,7 +104,7 @@ func Start(ctx context.Context, cfg Config) (*Broker, error) {
 	}
 	cfg = cfg.withDefaults()
 	b := &Broker{
-		cfg: cfg, log: cfg.Logger, startedAt: time.Now(), metrics: newMetrics(cfg.Version),
+		cfg: cfg, log: slog.New(requestLog{cfg.Logger.Handler()}), startedAt: time.Now(), metrics: newMetrics(cfg.Version),
 		failed: make(chan error, 1), flight: &flight{max: cfg.RequestBytes}, memory: &pool{max: cfg.StreamMemory},
 		topics: topics{of: map[*coordinator.Topic]*topic{}}, events: newHappenings(),
 	}
@@ -389,8 +389,8 @@ func (b *Broker) Close() error {
 }
 
 // logItem logs the faults of ours among the results of a batch.
-func (b *Broker) logItem(err error, what string) {
+func (b *Broker) logItem(ctx context.Context, err error, what string) {
 	if reasonOf(err) == "INTERNAL" {
-		b.log.Error("one item of a call failed", "what", what, "err", err)
+		b.log.ErrorContext(ctx, "one item of a call failed", "what", what, "err", err)
 	}
 }

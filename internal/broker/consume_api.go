@@ -256,7 +256,7 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 	for i, s := range req.GetSettlements() {
 		settlement, err := settlementOf(s)
 		if err != nil {
-			res.Results[i] = &strandmqv1.SettleResult{Problem: b.itemProblem("settlements", i, err)}
+			res.Results[i] = &strandmqv1.SettleResult{Problem: b.itemProblem(ctx, "settlements", i, err)}
 			continue
 		}
 		settlement.Member = req.GetMember()
@@ -269,9 +269,9 @@ func (a consumeAPI) Settle(ctx context.Context, req *strandmqv1.SettleRequest) (
 	for i, r := range results {
 		out := &strandmqv1.SettleResult{DeadLettered: r.Dead, Deadline: timestampOrNil(int64(r.Deadline))}
 		if r.Err != nil {
-			b.logItem(r.Err, "settle")
+			b.logItem(ctx, r.Err, "settle")
 			b.metrics.refusedSettlement(r.Err, topicLabel, groupLabel, 1)
-			out = &strandmqv1.SettleResult{Problem: b.itemProblem("settlements", place[i], r.Err)}
+			out = &strandmqv1.SettleResult{Problem: b.itemProblem(ctx, "settlements", place[i], r.Err)}
 		}
 		res.Results[place[i]] = out
 	}

@@ -75,7 +75,7 @@ func (a consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[stra
 	}
 	var pack packer
 	m.send = func(f *frame) error {
-		out := &strandmqv1.ConsumeResponse{Assignment: f.assignment, Settled: a.b.settledResults(f.settled), IdleReason: f.idle}
+		out := &strandmqv1.ConsumeResponse{Assignment: f.assignment, Settled: a.b.settledResults(ctx, f.settled), IdleReason: f.idle}
 		if f.first {
 			out.Session, out.SessionTimeoutMs = sessionText(coordinator.GroupID(m.group), m.member, m.session), a.b.cfg.SessionTimeout.Milliseconds()
 		}
@@ -94,7 +94,7 @@ func (a consumeAPI) Consume(ctx context.Context, stream *connect.BidiStream[stra
 	served := make(chan error, 1)
 	first.Open = nil
 	go func() {
-		err := a.b.unharmed("Consume", func() error { return m.serve(ctx) })
+		err := a.b.unharmed(ctx, "Consume", func() error { return m.serve(ctx) })
 		m.flow.cut(a.b.explain(errors.Join(err, context.Canceled))) // the reader may wait for more
 		served <- err
 	}()

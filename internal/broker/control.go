@@ -74,8 +74,8 @@ func (b *Broker) control(next http.Handler) http.Handler {
 		}
 		if err := b.pass(w, r, body, next); err != nil {
 			refused := b.explain(err)
-			b.metrics.rejected(refused.reason)
-			writeRefusal(w, http.StatusServiceUnavailable, refused)
+			b.refused(r.Context(), r.URL.Path, refused.reason)
+			writeRefusal(w, http.StatusServiceUnavailable, refused, requestOf(r.Context()))
 		}
 	})
 }
@@ -124,6 +124,7 @@ func (b *Broker) passTo(ctx context.Context, w http.ResponseWriter, r *http.Requ
 		return err
 	}
 	req.Header = r.Header.Clone()
+	requestOf(ctx).to(req.Header)
 	res, err := client.Do(req)
 	if err != nil {
 		if notSent(err) {
@@ -179,7 +180,7 @@ func (b *Broker) passedOn() http.Handler {
 			w.WriteHeader(http.StatusMisdirectedRequest)
 			return
 		}
-		b.api.ServeHTTP(&revised{ResponseWriter: w, b: b}, r)
+		b.api.ServeHTTP(&revised{ResponseWriter: w, b: b}, identified(w, r))
 	})
 }
 

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -57,10 +58,10 @@ func (m *deliveryMeter) done() {
 
 // countRefused keeps the counters of settlements that came over a stream and were refused.
 // Those that took effect are counted where their partition is led: see groupMeter.
-func (a *attendant) countRefused(results []consumer.SettleRunResult) {
+func (a *attendant) countRefused(ctx context.Context, results []consumer.SettleRunResult) {
 	for i := range results {
 		if r := &results[i]; r.Err != nil {
-			a.b.logItem(r.Err, "settle")
+			a.b.logItem(ctx, r.Err, "settle")
 			a.b.metrics.refusedSettlement(r.Err, a.meter.topic, a.meter.group, float64(r.Last-r.First+1))
 		}
 	}

@@ -2,28 +2,27 @@ package broker
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"io"
 	"log/slog"
 	"net/http"
-	"runtime/debug"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
 // wireError is a refusal as the RPC library sends it: the table's code, the
 // words, and a Problem as detail.
-func wireError(r *refusal) *connect.Error {
+func wireError(r *refusal, by *request) *connect.Error {
 	var code connect.Code
 	if err := code.UnmarshalText([]byte(rowOf(r.reason).code)); err != nil {
 		code = connect.CodeInternal // the table is tested
 	}
 	// The words go into a header too, for gRPC, so they must be valid text.
 	e := connect.NewError(code, errors.New(valid(r.text)))
-	if d, err := connect.NewErrorDetail(r.problem()); err == nil {
+	if d, err := connect.NewErrorDetail(r.problem(by)); err == nil {
 		e.AddDetail(d)
 	}
 	if r.route != nil {
@@ -71,21 +70,20 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 				if p == http.ErrAbortHandler { //nolint:errorlint // the value itself is the signal
 					panic(p)
 				}
-				ref := newReference()
-				e.log.Error("panic in a call", "ref", ref, "method", req.Spec().Procedure, "panic", p, "stack", string(debug.Stack()))
-				res, err = nil, wireError(internal(ref))
+				logPanic(ctx, e.log, "panic in a call", req.Spec().Procedure, p)
+				res, err = nil, wireError(internal(requestOf(ctx)), requestOf(ctx))
 			}
 			done(codeName(err))
 		}()
 		if r := decodeFailure(req.Any()); r != nil {
-			return nil, e.fail(req.Spec(), r)
+			return nil, e.fail(ctx, req.Spec(), r)
 		}
 		if r := e.ready(); r != nil {
-			return nil, e.fail(req.Spec(), r)
+			return nil, e.fail(ctx, req.Spec(), r)
 		}
 		release, ok := e.holdInflated(req)
 		if !ok {
-			return nil, e.fail(req.Spec(), busyReading())
+			return nil, e.fail(ctx, req.Spec(), busyReading())
 		}
 		defer release()
 		var seen uint64
@@ -97,27 +95,42 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 			res, err = next(ctx, req)
 		}
 		if err != nil {
-			return nil, e.fail(req.Spec(), err)
+			return nil, e.fail(ctx, req.Spec(), err)
 		}
 		return res, nil
 	}
 }
 
-// fail translates an error and logs it when it is ours. What health checks say
-// for themselves stays.
-func (e *edge) fail(spec connect.Spec, err error) error {
+// fail translates an error and logs it: when it is ours, as such. What health checks
+// say for themselves stays.
+func (e *edge) fail(ctx context.Context, spec connect.Spec, err error) error {
 	var own *connect.Error
 	if errors.As(err, &own) {
+		if e.log.Enabled(ctx, slog.LevelDebug) {
+			e.log.DebugContext(ctx, "a call was refused", "method", spec.Procedure, "code", own.Code().String(), "reason", reasonIn(own))
+		}
 		return own
 	}
 	r := e.explain(err)
 	if r.reason == "INTERNAL" {
-		ref := newReference()
-		e.log.Error("a call failed", "ref", ref, "method", spec.Procedure, "err", err)
-		r = internal(ref)
+		e.log.ErrorContext(ctx, "a call failed", "method", spec.Procedure, "code", rowOf(r.reason).code, "reason", r.reason, "err", err)
+		r = internal(requestOf(ctx))
+	} else {
+		logRefusal(ctx, e.log, spec.Procedure, r.reason)
 	}
 	e.metrics.rejected(r.reason)
-	return wireError(r)
+	return wireError(r, requestOf(ctx))
+}
+
+// reasonIn is the reason that an error of the RPC library has with it; empty: none.
+func reasonIn(e *connect.Error) string {
+	for _, d := range e.Details() {
+		v, err := d.Value()
+		if p, ok := v.(*strandmqv1.Problem); err == nil && ok {
+			return p.GetReason()
+		}
+	}
+	return ""
 }
 
 // WrapStreamingClient implements connect.Interceptor; the broker is no client.
@@ -132,9 +145,8 @@ func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 		done := e.metrics.call(conn.Spec().Procedure)
 		defer func() {
 			if p := recover(); p != nil {
-				ref := newReference()
-				e.log.Error("panic in a stream", "ref", ref, "method", conn.Spec().Procedure, "panic", p, "stack", string(debug.Stack()))
-				err = wireError(internal(ref))
+				logPanic(ctx, e.log, "panic in a stream", conn.Spec().Procedure, p)
+				err = wireError(internal(requestOf(ctx)), requestOf(ctx))
 			}
 			done(codeName(err))
 		}()
@@ -142,11 +154,11 @@ func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 			return next(ctx, conn)
 		}
 		if r := e.ready(); r != nil {
-			return e.fail(conn.Spec(), r)
+			return e.fail(ctx, conn.Spec(), r)
 		}
 		f := flowOf(ctx)
 		if f.mem, err = e.memory.open(); err != nil {
-			return e.fail(conn.Spec(), err)
+			return e.fail(ctx, conn.Spec(), err)
 		}
 		defer f.mem.close()
 		err = next(ctx, &streamConn{StreamingHandlerConn: conn, flow: f, zipped: zips(conn.RequestHeader())})
@@ -156,7 +168,7 @@ func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 		if own := (*connect.Error)(nil); errors.As(err, &own) && len(own.Details()) == 0 {
 			err = frameError(own, f) // the library's, without a reason
 		}
-		return e.fail(conn.Spec(), err)
+		return e.fail(ctx, conn.Spec(), err)
 	}
 }
 
@@ -207,13 +219,6 @@ func frameError(err error, f *flow) error {
 		return refuse("BAD_REQUEST", "", "the stream takes one request, no less and no more")
 	}
 	return context.Canceled // the connection is gone
-}
-
-// newReference names one failure in the answer and in the log.
-func newReference() string {
-	var b [6]byte
-	_, _ = rand.Read(b[:]) // never fails
-	return hex.EncodeToString(b[:])
 }
 
 // codeName is the code of an answer, for a label.

@@ -40,7 +40,8 @@ func errorsMarkdown() string {
 
 Every refusal has a **reason**: a stable name for programs. A refused call is an error with a code of
 Connect and gRPC, a message for people, and one detail of type ` + "`strandmq.v1.Problem`" + ` with the reason, the
-field at fault, and ` + "`retry_after_ms`" + `. A refused item of a batch (one message of a publish, one settlement)
+field at fault, ` + "`retry_after_ms`" + `, and the ` + "`request_id`" + ` under which the broker's log has what it says of the call
+([request ids](protocol.md#request-ids)). A refused item of a batch (one message of a publish, one settlement)
 carries the same Problem in its own result, and its neighbours are not touched. A [stream](streams.md)
 that the broker ends has the error of a call; a batch of a publish stream that is refused as a whole has the
 Problem in its answer. With ` + "`STALE_ROUTE`" + ` the present route comes along, as a second detail or in the answer.
@@ -55,7 +56,7 @@ With curl the Problem stands, readable, under ` + "`details[0].debug`" + `:
 
 ` + "```json" + `
 {"code":"not_found","message":"there is no topic \"x\"; ...",
- "details":[{"type":"strandmq.v1.Problem","value":"...","debug":{"reason":"UNKNOWN_TOPIC","message":"...","field":"topic"}}]}
+ "details":[{"type":"strandmq.v1.Problem","value":"...","debug":{"reason":"UNKNOWN_TOPIC","message":"...","field":"topic","requestId":"..."}}]}
 ` + "```" + `
 
 Some errors come from the protocol before a reason can be attached: ` + "`deadline_exceeded`" + ` for a timeout that
@@ -138,7 +139,7 @@ func TestUnknownErrorsShowNothing(t *testing.T) {
 	if r.reason != "INTERNAL" {
 		t.Fatalf("got %v", r)
 	}
-	if p := b.itemProblem("messages", 3, errors.New("secret")); strings.Contains(p.String(), "secret") || p.GetField() != "messages[3]" {
+	if p := b.itemProblem(ctx(t), "messages", 3, errors.New("secret")); strings.Contains(p.String(), "secret") || p.GetField() != "messages[3]" {
 		t.Fatalf("an item shows the inside: %v", p)
 	}
 }

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net/http"
 	"os"
-	"runtime/debug"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,6 +25,7 @@ import (
 type flow struct {
 	http.ResponseWriter
 	guard *guard
+	by    *request
 	rc    *http.ResponseController
 	body  io.ReadCloser
 	limit int64    // bytes of a frame
@@ -47,7 +47,7 @@ type flow struct {
 }
 
 func newFlow(g *guard, w http.ResponseWriter, r *http.Request, limit int64) *flow {
-	f := &flow{ResponseWriter: w, guard: g, rc: http.NewResponseController(w), body: r.Body, limit: limit, takeTime: g.bodyTime}
+	f := &flow{ResponseWriter: w, guard: g, by: requestOf(r.Context()), rc: http.NewResponseController(w), body: r.Body, limit: limit, takeTime: g.bodyTime}
 	f.in = time.AfterFunc(time.Hour, func() { f.cut(slowFrame(g.bodyTime)) })
 	f.in.Stop()
 	f.out = time.AfterFunc(time.Hour, func() {
@@ -106,7 +106,7 @@ func (f *flow) Read(p []byte) (int, error) {
 
 func (f *flow) refuse(r *refusal) error {
 	f.cause.CompareAndSwap(nil, r)
-	return wireError(r)
+	return wireError(r, f.by)
 }
 
 // waitForRoom holds the caller back while all requests together hold too much.
@@ -212,12 +212,11 @@ func (f *flow) end() {
 
 // unharmed runs a stream's second goroutine: a panic there ends the stream and
 // not the process, as one in the call's own does.
-func (b *Broker) unharmed(what string, run func() error) (err error) {
+func (b *Broker) unharmed(ctx context.Context, what string, run func() error) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
-			ref := newReference()
-			b.log.Error("panic in a stream", "ref", ref, "method", what, "panic", p, "stack", string(debug.Stack()))
-			err = internal(ref)
+			logPanic(ctx, b.log, "panic in a stream", what, p)
+			err = internal(requestOf(ctx))
 		}
 	}()
 	return run()

@@ -32,11 +32,11 @@ type deliveries interface {
 
 // openStream opens a member's stream over the partitions, wherever they are led.
 // What other nodes hand out counts in mem until Poll gives it.
-func (b *Broker) openStream(req consumer.StreamRequest, mem *holding) (deliveries, error) {
+func (b *Broker) openStream(ctx context.Context, req consumer.StreamRequest, mem *holding) (deliveries, error) {
 	if b.far == nil {
 		return b.groups.Open(req)
 	}
-	return b.far.gather(req, mem)
+	return b.far.gather(ctx, req, mem)
 }
 
 // A gather is a member's stream over partitions that several nodes lead. The
@@ -87,7 +87,8 @@ type gather struct {
 	crowd   atomic.Int64 // how many attachments share the least that is lent
 }
 
-func (d *dispatch) gather(req consumer.StreamRequest, mem *holding) (*gather, error) {
+// gather opens a stream that lives until it is closed, for the request that ctx has.
+func (d *dispatch) gather(ctx context.Context, req consumer.StreamRequest, mem *holding) (*gather, error) {
 	g := &gather{
 		d: d, mem: mem, wake: make(chan struct{}, 1), starved: make(chan struct{}, 1), own: map[partition.PartitionID]bool{},
 		had: map[partition.PartitionID]bool{}, at: map[partition.NodeID]*attachment{},
@@ -99,7 +100,7 @@ func (d *dispatch) gather(req consumer.StreamRequest, mem *holding) (*gather, er
 		return nil, err
 	}
 	g.req = req
-	g.ctx, g.cancel = context.WithCancel(context.Background())
+	g.ctx, g.cancel = context.WithCancel(withRequest(context.Background(), requestOf(ctx)))
 	g.attach = func(a *attachment) { g.running.Go(a.run) }
 	g.running.Go(g.listen)
 	return g, nil

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -54,7 +55,7 @@ func adoptedCostOneCredit(t *testing.T, where partition.NodeID) {
 	}
 	shares := sharesOf(topic, []coordinator.Share{{Shares: 1}})
 	req := consumer.StreamRequest{Group: consumer.GroupID(j.Group.ID), Member: "m", Session: j.Member.Session, MaxBytes: frameBytes}
-	g, err := c.edge.far.gather(req, mem)
+	g, err := c.edge.far.gather(ctx(t), req, mem)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -248,7 +249,7 @@ func creditWorlds(t *testing.T) func(t rapid.TB) *creditWorld {
 		}
 		c.mu.Unlock()
 		var err error
-		if w.gather, err = c.edge.far.gather(consumer.StreamRequest{Group: consumer.GroupID(group.ID), Member: "m", Session: 1}, nil); err != nil {
+		if w.gather, err = c.edge.far.gather(context.Background(), consumer.StreamRequest{Group: consumer.GroupID(group.ID), Member: "m", Session: 1}, nil); err != nil {
 			t.Fatal(err)
 		}
 		w.attach = func(a *attachment) { w.nodes = append(w.nodes, &loaned{a: a}) }
@@ -331,7 +332,7 @@ func TestCreditIsNeitherLostNorMade(t *testing.T) {
 			case what == "hungry" && l.credit == 0:
 				w.tell(t, l, &nodev1.AttachResponse{Hungry: true, Heard: new(l.heard)})
 			case what == "ended":
-				w.tell(t, l, &nodev1.AttachResponse{Ended: []*nodev1.ShareEnded{{Partition: uint64(w.shares[p].Partition), Failure: w.c.edge.failureOn(notLed(w.shares[p].Partition))}}})
+				w.tell(t, l, &nodev1.AttachResponse{Ended: []*nodev1.ShareEnded{{Partition: uint64(w.shares[p].Partition), Failure: w.c.edge.failureOn(context.Background(), notLed(w.shares[p].Partition))}}})
 			case what == "broken":
 				l.a.end(errors.New("it broke"))
 				w.nodes = slices.DeleteFunc(w.nodes, func(x *loaned) bool { return x == l })

@@ -170,7 +170,7 @@ func (a groupAPI) AlterGroup(ctx context.Context, req *strandmqv1.AlterGroupRequ
 	if err != nil {
 		return nil, err
 	}
-	g, left, err := a.b.logged(t, g)
+	g, left, err := a.b.logged(ctx, t, g)
 	if err != nil {
 		return nil, err
 	}
@@ -264,7 +264,7 @@ func (a groupAPI) pause(ctx context.Context, topic, group string, paused bool) (
 	if err != nil {
 		return nil, nil, err
 	}
-	g, left, err := a.b.logged(t, g)
+	g, left, err := a.b.logged(ctx, t, g)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -284,7 +284,7 @@ func (a groupAPI) DeleteGroup(ctx context.Context, req *strandmqv1.DeleteGroupRe
 	if err != nil {
 		return nil, err
 	}
-	left, err := a.b.removeGroup(t.Topic, g)
+	left, err := a.b.removeGroup(ctx, t.Topic, g)
 	if err != nil {
 		return nil, err
 	}

@@ -56,17 +56,17 @@ func (b *Broker) createGroup(
 	if err != nil {
 		return nil, false, nil, err
 	}
-	g, left, err = b.logged(t, g)
+	g, left, err = b.logged(ctx, t, g)
 	return g, existed, left, err
 }
 
 // logged sees to it that every partition that works has logged the group as it
 // is, and gives those that do not.
-func (b *Broker) logged(t *topic, g *coordinator.Group) (*coordinator.Group, []*strandmqv1.LeftOut, error) {
+func (b *Broker) logged(ctx context.Context, t *topic, g *coordinator.Group) (*coordinator.Group, []*strandmqv1.LeftOut, error) {
 	if g.Phase == coordinator.Ready && g.Logged >= g.Revision {
 		return g, nil, nil
 	}
-	return b.readyGroup(t.Topic, g)
+	return b.readyGroup(ctx, t.Topic, g)
 }
 
 // statesOfRest asks every partition for a group's state, as far as they go on.

@@ -95,6 +95,7 @@ func maxBody(path string) int64 {
 }
 
 func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	r = identified(w, r)
 	defer g.recover(w, r)
 	h := w.Header()
 	h.Set("X-Content-Type-Options", "nosniff")
@@ -109,8 +110,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if p := path.Clean(r.URL.Path); strings.HasPrefix(p+"/", httpapi.Prefix) && p != strings.TrimSuffix(r.URL.Path, "/") {
 		// The router would send to the clean path, with an answer that no program reads.
-		g.rejected("UNKNOWN_METHOD")
-		httpapi.Refuse(w, rowFor, "UNKNOWN_METHOD", "", fmt.Sprintf("there is nothing at %s: the path has empty parts or dots; it would be %s without", plain.Quote(r.URL.Path), plain.Quote(p)), 0)
+		g.refusePlainly(w, r, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: the path has empty parts or dots; it would be %s without", plain.Quote(r.URL.Path), plain.Quote(p)))
 		return
 	}
 	answered, welcome := g.guests.greet(w, r)
@@ -168,7 +168,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 			g.refuse(w, r, http.StatusRequestEntityTooLarge, tooLarge(limit))
 			return
 		}
-		b := &body{guard: g, from: http.MaxBytesReader(w, r.Body, limit), limit: limit, want: r.ContentLength, chunked: len(r.TransferEncoding) > 0}
+		b := &body{guard: g, of: r, from: http.MaxBytesReader(w, r.Body, limit), limit: limit, want: r.ContentLength, chunked: len(r.TransferEncoding) > 0}
 		defer b.release()
 		if !streaming(r.URL.Path) {
 			_ = rc.SetReadDeadline(time.Now().Add(g.bodyTime))
@@ -213,26 +213,52 @@ func (g *guard) recover(w http.ResponseWriter, r *http.Request) {
 	if p == http.ErrAbortHandler { //nolint:errorlint // the value itself is the signal
 		panic(p)
 	}
-	g.refuse(w, r, http.StatusInternalServerError, internal(logPanic(g.log, r.URL.Path, p)))
+	logPanic(r.Context(), g.log, "panic in a request", r.URL.Path, p)
+	g.refuse(w, r, http.StatusInternalServerError, internal(requestOf(r.Context())))
 }
 
 // panicked logs a panic of a call that a request of the plain API made.
-func (b *Broker) panicked(path string, p any) (ref string) { return logPanic(b.log, path, p) }
+func (b *Broker) panicked(ctx context.Context, path string, p any) {
+	logPanic(ctx, b.log, "panic in a request", path, p)
+}
 
-func logPanic(log *slog.Logger, path string, p any) (ref string) {
-	ref = newReference()
-	log.Error("panic in a request", "ref", ref, "path", path, "panic", p, "stack", string(debug.Stack()))
-	return ref
+func logPanic(ctx context.Context, log *slog.Logger, text, method string, p any) {
+	log.ErrorContext(ctx, text, "method", method, "panic", p, "stack", string(debug.Stack()))
 }
 
 // refuse answers in the form of the API that was asked for.
 func (g *guard) refuse(w http.ResponseWriter, r *http.Request, status int, why *refusal) {
-	g.rejected(why.reason)
 	if strings.HasPrefix(r.URL.Path, httpapi.Prefix) {
-		httpapi.Refuse(w, rowFor, why.reason, valid(why.field), valid(why.text), why.retryAfter)
+		g.refusePlainly(w, r, why)
 		return
 	}
-	writeRefusal(w, status, why)
+	g.reject(r.Context(), r.URL.Path, why.reason)
+	writeRefusal(w, status, why, requestOf(r.Context()))
+}
+
+func (g *guard) refusePlainly(w http.ResponseWriter, r *http.Request, why *refusal) {
+	g.reject(r.Context(), r.URL.Path, why.reason)
+	httpapi.Refuse(w, rowFor, why.reason, valid(why.field), valid(why.text), why.retryAfter)
+}
+
+// reject counts and logs a refusal that no method is asked for.
+func (g *guard) reject(ctx context.Context, path, reason string) {
+	g.rejected(reason)
+	logRefusal(ctx, g.log, path, reason)
+}
+
+// logRefusal writes the one line that a call leaves which was refused. What is no
+// fault of the broker's is of interest to who looks for it.
+func logRefusal(ctx context.Context, log *slog.Logger, method, reason string) {
+	if log.Enabled(ctx, slog.LevelDebug) {
+		log.DebugContext(ctx, "a call was refused", "method", method, "code", rowOf(reason).code, "reason", reason)
+	}
+}
+
+// refused counts and logs a refusal of a path, or a method, that no interceptor saw.
+func (b *Broker) refused(ctx context.Context, method, reason string) {
+	b.metrics.rejected(reason)
+	logRefusal(ctx, b.log, method, reason)
 }
 
 // hostAllowed compares the Host header, without its port, to the allow-list.
@@ -277,6 +303,7 @@ func contentTypeAllowed(value string) bool {
 // bytes that all requests may hold at once.
 type body struct {
 	guard   *guard
+	of      *http.Request
 	from    io.ReadCloser
 	limit   int64
 	want    int64 // Content-Length, -1 when unknown
@@ -294,7 +321,7 @@ func (b *body) Read(p []byte) (int, error) {
 	if n > 0 {
 		b.held += int64(n)
 		if !b.guard.flight.take(int64(n)) {
-			return 0, wireError(busyReading())
+			return 0, b.refuse(busyReading())
 		}
 	}
 	if (errors.Is(err, io.EOF) || b.read == b.want) && b.arrived != nil {
@@ -304,7 +331,7 @@ func (b *body) Read(p []byte) (int, error) {
 	var over *http.MaxBytesError
 	if errors.As(err, &over) {
 		b.over = true
-		return n, wireError(tooLarge(b.limit))
+		return n, b.refuse(tooLarge(b.limit))
 	}
 	if err != nil && !errors.Is(err, io.EOF) {
 		return n, b.broke(err)
@@ -312,21 +339,25 @@ func (b *body) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// refuse is a refusal on its way through the RPC library, which answers with it by
+// itself.
+func (b *body) refuse(r *refusal) error { return wireError(r, requestOf(b.of.Context())) }
+
 // broke words why a body did not come whole. What the network says has addresses
 // in it, which are nobody's business.
 func (b *body) broke(err error) error {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		b.late = true
-		b.guard.rejected("REQUEST_SLOW")
-		return wireError(&refusal{reason: "REQUEST_SLOW", text: fmt.Sprintf("the request's body was not here within %v: send it in one go", b.guard.bodyTime)})
+		b.guard.reject(b.of.Context(), b.of.URL.Path, "REQUEST_SLOW")
+		return b.refuse(&refusal{reason: "REQUEST_SLOW", text: fmt.Sprintf("the request's body was not here within %v: send it in one go", b.guard.bodyTime)})
 	case errors.Is(err, io.ErrUnexpectedEOF):
-		return wireError(refuse("BAD_REQUEST", "", "the request ended before its body was whole: send as many bytes as Content-Length says"))
+		return b.refuse(refuse("BAD_REQUEST", "", "the request ended before its body was whole: send as many bytes as Content-Length says"))
 	}
 	if b.chunked && !errors.As(err, new(net.Error)) { // not of the network, so of what came
-		return wireError(refuse("BAD_REQUEST", "", "the request's body is not in chunks as HTTP has them: send it with Content-Length, or with a library that writes chunks"))
+		return b.refuse(refuse("BAD_REQUEST", "", "the request's body is not in chunks as HTTP has them: send it with Content-Length, or with a library that writes chunks"))
 	}
-	return wireError(&refusal{reason: "CANCELED", text: "the connection broke while the request was read"})
+	return b.refuse(&refusal{reason: "CANCELED", text: "the connection broke while the request was read"})
 }
 
 func (b *body) Close() error { return b.from.Close() }
@@ -376,13 +407,22 @@ func tooLarge(limit int64) *refusal {
 	return refuse("REQUEST_TOO_LARGE", "", "the request is larger than %d bytes: split it", limit)
 }
 
-func internal(ref string) *refusal {
-	return &refusal{reason: "INTERNAL", text: "the broker failed to handle this; its log has the details under reference " + ref}
+// internal is what a caller hears of a fault of ours.
+func internal(by *request) *refusal {
+	return &refusal{reason: "INTERNAL", text: "the broker failed to handle this" + underID(by)}
 }
 
-// problem is the refusal as the API writes it.
-func (r *refusal) problem() *strandmqv1.Problem {
-	p := &strandmqv1.Problem{Reason: r.reason, Message: valid(r.text), Field: valid(r.field)}
+// underID says where the details are.
+func underID(by *request) string {
+	if by == nil {
+		return "; its log has the details"
+	}
+	return "; its log has the details under request id " + by.id
+}
+
+// problem is the refusal as the API writes it, to who asked.
+func (r *refusal) problem(by *request) *strandmqv1.Problem {
+	p := &strandmqv1.Problem{Reason: r.reason, Message: valid(r.text), Field: valid(r.field), RequestId: by.name()}
 	if r.retryAfter > 0 {
 		p.RetryAfterMs = max(1, r.retryAfter.Milliseconds())
 	}
@@ -392,8 +432,8 @@ func (r *refusal) problem() *strandmqv1.Problem {
 // writeRefusal answers before any protocol was spoken, in the shape of a Connect
 // error, which people can read and which the clients of all protocols map from
 // the status.
-func writeRefusal(w http.ResponseWriter, status int, r *refusal) {
-	p := r.problem()
+func writeRefusal(w http.ResponseWriter, status int, r *refusal, by *request) {
+	p := r.problem(by)
 	wire, err := proto.Marshal(p)
 	if err != nil {
 		wire = nil // cannot be: a Problem of valid strings

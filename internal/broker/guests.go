@@ -35,8 +35,8 @@ func newGuests(origins []string) *guests {
 	return &guests{cors.New(cors.Options{
 		AllowedOrigins: origins,
 		AllowedMethods: []string{http.MethodPost},
-		AllowedHeaders: connectcors.AllowedHeaders(),
-		ExposedHeaders: connectcors.ExposedHeaders(),
+		AllowedHeaders: append(connectcors.AllowedHeaders(), requestHeader, parentHeader, stateHeader),
+		ExposedHeaders: append(connectcors.ExposedHeaders(), requestHeader),
 		MaxAge:         600, // seconds; a list that was shortened is also held by each call itself
 	})}
 }

@@ -32,12 +32,39 @@ var _ asked = (*remote)(nil)
 const maxHop = 32 << 20
 
 func newRemote(n partition.NodeID, client *http.Client, url string) *remote {
-	opts := []connect.ClientOption{connect.WithReadMaxBytes(maxHop), connect.WithAcceptCompression("gzip", nil, nil)}
+	opts := []connect.ClientOption{connect.WithInterceptors(carrying{}), connect.WithReadMaxBytes(maxHop), connect.WithAcceptCompression("gzip", nil, nil)}
 	return &remote{
 		node: n, http: client, url: url,
 		parts: nodev1connect.NewPartitionServiceClient(client, url, opts...), sessions: nodev1connect.NewSessionServiceClient(client, url, opts...),
 		membership: nodev1connect.NewMembershipServiceClient(client, url, opts...),
 	}
+}
+
+// carrying has each call to another node say which request it is made for.
+type carrying struct{}
+
+var _ connect.Interceptor = carrying{}
+
+// WrapUnary implements connect.Interceptor.
+func (carrying) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
+	return func(ctx context.Context, req connect.AnyRequest) (connect.AnyResponse, error) {
+		requestOf(ctx).to(req.Header())
+		return next(ctx, req)
+	}
+}
+
+// WrapStreamingClient implements connect.Interceptor.
+func (carrying) WrapStreamingClient(next connect.StreamingClientFunc) connect.StreamingClientFunc {
+	return func(ctx context.Context, spec connect.Spec) connect.StreamingClientConn {
+		conn := next(ctx, spec)
+		requestOf(ctx).to(conn.RequestHeader())
+		return conn
+	}
+}
+
+// WrapStreamingHandler implements connect.Interceptor; this is no handler.
+func (carrying) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
+	return next
 }
 
 // failed is what an error of a call to the node means: what the node said, or

@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/strandmq/strandmq/consumer"
@@ -118,10 +119,10 @@ func settlementsFrom(list []*nodev1.Settlement) []consumer.Settlement {
 	return out
 }
 
-func (b *Broker) settledTo(results []consumer.SettleResult) []*nodev1.SettleResult {
+func (b *Broker) settledTo(ctx context.Context, results []consumer.SettleResult) []*nodev1.SettleResult {
 	out := make([]*nodev1.SettleResult, len(results))
 	for i := range results {
-		out[i] = &nodev1.SettleResult{Failure: b.failureOn(results[i].Err), DeadlineMs: int64(results[i].Deadline), Dead: results[i].Dead}
+		out[i] = &nodev1.SettleResult{Failure: b.failureOn(ctx, results[i].Err), DeadlineMs: int64(results[i].Deadline), Dead: results[i].Dead}
 	}
 	return out
 }

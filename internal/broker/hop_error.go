@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"errors"
 	"time"
 
@@ -31,17 +32,16 @@ func (e *hopError) Unwrap() []error {
 }
 
 // failureOn makes an error ready for its way to another node. nil stays nil.
-func (b *Broker) failureOn(err error) *nodev1.Failure {
+func (b *Broker) failureOn(ctx context.Context, err error) *nodev1.Failure {
 	if err == nil {
 		return nil
 	}
 	r := b.explain(err)
 	if r.reason == "INTERNAL" {
-		ref := newReference()
-		b.log.Error("a call from another node failed", "ref", ref, "err", err)
-		r = internal(ref)
+		b.log.ErrorContext(ctx, "a call from another node failed", "err", err)
+		r = internal(requestOf(ctx))
 	}
-	out := &nodev1.Failure{Problem: r.problem(), Route: r.route}
+	out := &nodev1.Failure{Problem: r.problem(nil), Route: r.route}
 	set := func(k nodev1.FailureKind, p partition.PartitionID, number uint64, name, why string) {
 		out.Kind, out.Partition, out.Number, out.Name, out.Why = k, uint64(p), number, valid(name), valid(why)
 	}

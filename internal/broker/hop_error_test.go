@@ -56,7 +56,7 @@ func TestErrorsSurviveTheHop(t *testing.T) {
 		&refusal{reason: "HOLD_LIMIT", text: "full", retryAfter: 5 * time.Second, field: "x"},
 	}
 	hop := func(err error) error {
-		wire, bad := proto.Marshal(b.failureOn(err))
+		wire, bad := proto.Marshal(b.failureOn(ctx(t), err))
 		if bad != nil {
 			t.Fatal(bad)
 		}
@@ -69,8 +69,8 @@ func TestErrorsSurviveTheHop(t *testing.T) {
 	for _, err := range append(typed, told...) {
 		for _, err := range []error{err, fmt.Errorf("wrapped: %w", err)} {
 			want, got := b.explain(err), b.explain(hop(hop(err)))
-			if !proto.Equal(want.problem(), got.problem()) {
-				t.Errorf("%T: told %v, behind an edge %v", err, want.problem(), got.problem())
+			if !proto.Equal(want.problem(nil), got.problem(nil)) {
+				t.Errorf("%T: told %v, behind an edge %v", err, want.problem(nil), got.problem(nil))
 			}
 			if notTaken(err) != notTaken(hop(err)) || passes(err) != passes(hop(err)) {
 				t.Errorf("%T: taken or not is lost", err)
@@ -83,7 +83,7 @@ func TestErrorsSurviveTheHop(t *testing.T) {
 			t.Errorf("%#v came as %#v", err, as.Elem().Interface())
 		}
 	}
-	if errorOf(b.failureOn(nil)) != nil {
+	if errorOf(b.failureOn(ctx(t), nil)) != nil {
 		t.Error("no error became one")
 	}
 	// What is ours says no more than to a caller.

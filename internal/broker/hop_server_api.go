@@ -3,8 +3,8 @@ package broker
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"net/http"
-	"runtime/debug"
 	"slices"
 
 	"connectrpc.com/connect"
@@ -28,7 +28,7 @@ func (b *Broker) nodeHandler() http.Handler {
 }
 
 // hopEdge is the interceptor around every method between nodes: errors become
-// Failures, panics end one call.
+// Failures, panics end one call, and what is logged says for which request it was.
 type hopEdge struct {
 	b     *Broker
 	early bool // calls are answered before the node serves
@@ -39,12 +39,13 @@ var _ connect.Interceptor = (*hopEdge)(nil)
 // WrapUnary implements connect.Interceptor.
 func (e *hopEdge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (res connect.AnyResponse, err error) {
-		defer e.recover(req.Spec(), &err)
+		ctx = withRequest(ctx, requestFrom(req.Header()))
+		defer e.recover(ctx, req.Spec(), &err)
 		if r := e.b.ready(); r != nil && !(e.early && e.b.serving.Err() == nil) {
-			return nil, e.fail(&partition.ErrStopped{Cause: r})
+			return nil, e.fail(ctx, req.Spec(), &partition.ErrStopped{Cause: r})
 		}
 		if res, err = next(ctx, req); err != nil {
-			return nil, e.fail(err)
+			return nil, e.fail(ctx, req.Spec(), err)
 		}
 		return res, nil
 	}
@@ -58,18 +59,19 @@ func (e *hopEdge) WrapStreamingClient(next connect.StreamingClientFunc) connect.
 // WrapStreamingHandler implements connect.Interceptor.
 func (e *hopEdge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
-		defer e.recover(conn.Spec(), &err)
+		ctx = withRequest(ctx, requestFrom(conn.RequestHeader()))
+		defer e.recover(ctx, conn.Spec(), &err)
 		if r := e.b.ready(); r != nil {
-			return e.fail(&partition.ErrStopped{Cause: r})
+			return e.fail(ctx, conn.Spec(), &partition.ErrStopped{Cause: r})
 		}
 		if err = next(ctx, conn); err != nil {
-			return e.fail(err)
+			return e.fail(ctx, conn.Spec(), err)
 		}
 		return nil
 	}
 }
 
-func (e *hopEdge) recover(spec connect.Spec, err *error) {
+func (e *hopEdge) recover(ctx context.Context, spec connect.Spec, err *error) {
 	p := recover()
 	if p == nil {
 		return
@@ -77,17 +79,19 @@ func (e *hopEdge) recover(spec connect.Spec, err *error) {
 	if p == http.ErrAbortHandler { //nolint:errorlint // the value itself is the signal
 		panic(p)
 	}
-	ref := newReference()
-	e.b.log.Error("panic in a call from another node", "ref", ref, "method", spec.Procedure, "panic", p, "stack", string(debug.Stack()))
-	*err = e.fail(internal(ref))
+	logPanic(ctx, e.b.log, "panic in a call from another node", spec.Procedure, p)
+	*err = e.fail(ctx, spec, internal(requestOf(ctx)))
 }
 
 // fail makes an error of this node's one for the wire.
-func (e *hopEdge) fail(err error) error {
+func (e *hopEdge) fail(ctx context.Context, spec connect.Spec, err error) error {
 	if own := (*connect.Error)(nil); errors.As(err, &own) {
 		return own // the connection's
 	}
-	f := e.b.failureOn(err)
+	f := e.b.failureOn(ctx, err)
+	if e.b.log.Enabled(ctx, slog.LevelDebug) {
+		e.b.log.DebugContext(ctx, "a call from another node was refused", "method", spec.Procedure, "code", rowOf(f.GetProblem().GetReason()).code, "reason", f.GetProblem().GetReason())
+	}
 	var code connect.Code
 	if bad := code.UnmarshalText([]byte(rowOf(f.GetProblem().GetReason()).code)); bad != nil {
 		code = connect.CodeInternal
@@ -298,7 +302,7 @@ func (s partitionServer) Discard(ctx context.Context, req *nodev1.DiscardRequest
 // own answer, so those of partitions that are led elsewhere are refused alone.
 func (s partitionServer) Settle(ctx context.Context, req *nodev1.SettleRequest) (*nodev1.SettleResponse, error) {
 	list := settlementsFrom(req.GetSettlements())
-	return &nodev1.SettleResponse{Results: s.b.settledTo(own(s).settle(ctx, consumer.GroupID(req.GetGroup()), list))}, nil
+	return &nodev1.SettleResponse{Results: s.b.settledTo(ctx, own(s).settle(ctx, consumer.GroupID(req.GetGroup()), list))}, nil
 }
 
 // Receive implements nodev1connect.PartitionServiceHandler.

@@ -59,7 +59,7 @@ func (z *inflater) Reset(r io.Reader) error {
 
 func (z *inflater) refuse(r *refusal) {
 	z.rejected(r.reason)
-	z.bad = wireError(r)
+	z.bad = wireError(r, nil) // the library has its readers for all calls
 }
 
 // Read implements connect.Decompressor.

@@ -54,7 +54,7 @@ func newInlet(ctx context.Context, b *Broker, conn inletConn) *inlet {
 func (l *inlet) run() error {
 	sent := make(chan error, 1)
 	go func() { // ends when all is answered, or nobody listens
-		err := l.b.unharmed("node.v1.Publish", l.send)
+		err := l.b.unharmed(l.ctx, "node.v1.Publish", l.send)
 		l.mu.Lock()
 		l.left, l.ready = true, nil
 		l.mu.Unlock()
@@ -120,14 +120,14 @@ func (l *inlet) take(number uint64, batch *nodev1.PublishBatch) error {
 	if err == nil {
 		err = l.store(id, batch.GetRecords(), func(stored []partition.Stored, err error) {
 			l.close(id, err)
-			l.answer(size, l.b.storedTo(number, stored, err))
+			l.answer(size, l.b.storedTo(l.ctx, number, stored, err))
 		})
 	} else if errors.As(err, new(*partition.ErrOutcomeUnknown)) {
 		err = notLed(id) // of this one it is known
 	}
 	if err != nil {
 		l.close(id, err)
-		l.answer(size, l.b.storedTo(number, nil, err))
+		l.answer(size, l.b.storedTo(l.ctx, number, nil, err))
 	}
 	return l.ctx.Err()
 }
@@ -217,10 +217,10 @@ func (l *inlet) send() error {
 }
 
 // storedTo packs what became of a batch.
-func (b *Broker) storedTo(number uint64, stored []partition.Stored, err error) *nodev1.PublishAnswer {
+func (b *Broker) storedTo(ctx context.Context, number uint64, stored []partition.Stored, err error) *nodev1.PublishAnswer {
 	a := &nodev1.PublishAnswer{Batch: number}
 	if err != nil {
-		a.Failure = b.failureOn(err)
+		a.Failure = b.failureOn(ctx, err)
 		return a
 	}
 	run := len(stored) > 0
@@ -234,7 +234,7 @@ func (b *Broker) storedTo(number uint64, stored []partition.Stored, err error) *
 	}
 	a.Results = make([]*nodev1.Stored, len(stored))
 	for i, s := range stored {
-		a.Results[i] = &nodev1.Stored{Offset: uint64(s.Offset), Duplicate: s.Duplicate, Failure: b.failureOn(s.Err)}
+		a.Results[i] = &nodev1.Stored{Offset: uint64(s.Offset), Duplicate: s.Duplicate, Failure: b.failureOn(ctx, s.Err)}
 	}
 	return a
 }

@@ -34,7 +34,7 @@ func (r *leftOut) without(number int, err error) error {
 	defer r.mu.Unlock()
 	i, noted := slices.BinarySearchFunc(r.out, uint32(number), func(l *strandmqv1.LeftOut, n uint32) int { return int(l.GetPartition()) - int(n) })
 	if !noted {
-		r.out = slices.Insert(r.out, i, &strandmqv1.LeftOut{Partition: uint32(number), Problem: r.b.explain(err).problem()})
+		r.out = slices.Insert(r.out, i, &strandmqv1.LeftOut{Partition: uint32(number), Problem: r.b.explain(err).problem(nil)})
 	}
 	return nil
 }

@@ -24,6 +24,7 @@ type attachConn interface {
 // settles. It ends with the connection; the session is the other node's.
 type lender struct {
 	b    *Broker
+	ctx  context.Context //nolint:containedctx // of the call, whose whole life this is
 	conn attachConn
 	st   *consumer.Stream
 	gid  consumer.GroupID
@@ -51,7 +52,7 @@ func (b *Broker) lend(ctx context.Context, conn attachConn) error {
 	if open == nil {
 		return refuse("BAD_VALUE", "open", "the first frame of an attachment must have open")
 	}
-	l := &lender{b: b, conn: conn, gid: consumer.GroupID(open.GetGroup()), wake: make(chan struct{}, 1)}
+	l := &lender{b: b, ctx: ctx, conn: conn, gid: consumer.GroupID(open.GetGroup()), wake: make(chan struct{}, 1)}
 	l.st, err = b.groups.Open(consumer.StreamRequest{
 		Group: l.gid, Member: open.GetMember(), Session: open.GetSession(), MaxBytes: frameBytes, Told: func() { nudge(l.wake) },
 	})
@@ -62,7 +63,7 @@ func (b *Broker) lend(ctx context.Context, conn attachConn) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	go func() { // ends with the connection, which ends with this call
-		err := b.unharmed("node.v1.Attach", func() error { return l.read(first) })
+		err := b.unharmed(ctx, "node.v1.Attach", func() error { return l.read(first) })
 		l.mu.Lock()
 		l.ended = err
 		l.mu.Unlock()
@@ -129,7 +130,7 @@ func (l *lender) take(f *nodev1.AttachRequest) {
 
 func (l *lender) settle(s *nodev1.SettleBatch) {
 	done := func(results []consumer.SettleResult) {
-		a := &nodev1.SettleAnswer{Number: s.GetNumber(), Results: l.b.settledTo(results)}
+		a := &nodev1.SettleAnswer{Number: s.GetNumber(), Results: l.b.settledTo(l.ctx, results)}
 		l.mu.Lock()
 		l.settled = append(l.settled, a)
 		l.mu.Unlock()
@@ -178,10 +179,10 @@ func (l *lender) fill() (*nodev1.AttachResponse, error) {
 		if errors.As(why, new(*partition.ErrUnknownPartition)) {
 			why = notLed(e.Partition)
 		}
-		out.Ended = append(out.Ended, &nodev1.ShareEnded{Partition: uint64(e.Partition), Failure: l.b.failureOn(why)})
+		out.Ended = append(out.Ended, &nodev1.ShareEnded{Partition: uint64(e.Partition), Failure: l.b.failureOn(l.ctx, why)})
 	}
 	if err != nil {
-		out.Ended = append(out.Ended, &nodev1.ShareEnded{Failure: l.b.failureOn(err)})
+		out.Ended = append(out.Ended, &nodev1.ShareEnded{Failure: l.b.failureOn(l.ctx, err)})
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()

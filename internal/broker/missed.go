@@ -106,13 +106,14 @@ func (b *Broker) waitsFor(ctx context.Context, group coordinator.GroupID, member
 		// A deadline is the caller's word that it waits no longer, and it lives.
 		broke := ctx.Err() == context.Canceled && b.serving.Err() == nil
 		after := min(afterBreak, b.cfg.SessionTimeout)
+		of := requestOf(ctx)
 		b.waiters.end(session, broke, after, func() {
-			ctx, cancel := context.WithTimeout(b.serving, leaderPatience)
+			ctx, cancel := context.WithTimeout(withRequest(b.serving, of), leaderPatience)
 			defer cancel()
 			// If it cannot be told, the timeout does it.
 			// A beat of the call itself may have come to the leader a little later.
 			if err := b.miss(ctx, group, member, session, after*4/5); err != nil {
-				b.log.Debug("cannot tell that a member is missed", "group", group, "member", member, "err", err)
+				b.log.DebugContext(ctx, "cannot tell that a member is missed", "group", group, "member", member, "err", err)
 			}
 		})
 	}

@@ -37,6 +37,14 @@ type echo struct {
 // headers, as name and value.
 func (p plainly) do(method, path, contentType, body string, headers ...string) echo {
 	p.t.Helper()
+	e := p.send(method, path, contentType, body, headers...)
+	described(p.t, method, path, e)
+	return e
+}
+
+// send is do for any path of the port.
+func (p plainly) send(method, path, contentType, body string, headers ...string) echo {
+	p.t.Helper()
 	req, err := http.NewRequestWithContext(ctx(p.t), method, p.url+path, strings.NewReader(body))
 	if err != nil {
 		p.t.Fatal(err)
@@ -59,12 +67,10 @@ func (p plainly) do(method, path, contentType, body string, headers ...string) e
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	e := echo{p.t, res.StatusCode, res.Header, out}
 	if vary := res.Header.Get("Access-Control-Allow-Origin"); vary != "" {
 		p.t.Fatalf("%s %s: an answer for other origins: %s", method, path, vary)
 	}
-	described(p.t, method, path, e)
-	return e
+	return echo{p.t, res.StatusCode, res.Header, out}
 }
 
 // ok wants a status, and reads JSON.
@@ -89,6 +95,7 @@ type plainProblem struct {
 	Status                                   int
 	WhatToDo                                 string `json:"what_to_do"`
 	RetryAfterMs                             int64  `json:"retry_after_ms"`
+	RequestID                                string `json:"request_id"`
 	Results                                  []struct {
 		Partition uint32
 		Offset    *uint64
@@ -113,6 +120,9 @@ func (e echo) refused(status int, reason string) plainProblem {
 	if got := e.header.Get("Content-Type"); got != "application/problem+json" || p.Type != "urn:strandmq:reason:"+reason ||
 		p.Code != row.code || p.Title != row.when || p.WhatToDo != row.what || p.Detail == "" {
 		e.t.Fatalf("content type %s, problem %s", got, e.body)
+	}
+	if p.RequestID == "" || p.RequestID != e.header.Get("X-Request-Id") {
+		e.t.Fatalf("request id %q, and X-Request-Id is %q", p.RequestID, e.header.Get("X-Request-Id"))
 	}
 	if (p.RetryAfterMs > 0) != (e.header.Get("Retry-After") != "") {
 		e.t.Fatalf("retry after %d ms, and Retry-After is %q", p.RetryAfterMs, e.header.Get("Retry-After"))

@@ -50,7 +50,7 @@ const (
 func (b *Broker) plainStream() (httpapi.Memory, error) {
 	h, err := b.memory.open()
 	if err != nil {
-		return nil, wireError(b.explain(err))
+		return nil, wireError(b.explain(err), nil)
 	}
 	return plainMemory{h}, nil
 }
@@ -59,7 +59,7 @@ func (b *Broker) plainStream() (httpapi.Memory, error) {
 func (b *Broker) plainTopic(name string) (partitions int, incarnation uint64, err error) {
 	t, err := b.topic(name)
 	if err != nil {
-		return 0, 0, wireError(b.explain(err))
+		return 0, 0, wireError(b.explain(err), nil)
 	}
 	return len(t.Partitions), t.Seed, nil
 }

@@ -42,8 +42,8 @@ func (b *Broker) protocol(next http.Handler) http.Handler {
 			case http.StatusUnsupportedMediaType:
 				w.Header().Set("Accept-Post", acceptPost)
 			}
-			b.metrics.rejected(refused.reason)
-			writeRefusal(w, status, refused)
+			b.refused(r.Context(), r.URL.Path, refused.reason)
+			writeRefusal(w, status, refused, requestOf(r.Context()))
 			return
 		}
 		next.ServeHTTP(w, r)

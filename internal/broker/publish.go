@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"context"
 	"fmt"
 
 	"github.com/strandmq/strandmq/internal/record"
@@ -54,47 +55,43 @@ func recordBytes(r record.Record) int {
 }
 
 // answer puts the router's results and the refusals in the order of the call.
-func (b *Broker) answer(p publication, n int, results []router.Result) []*strandmqv1.PublishResult {
+func (b *Broker) answer(ctx context.Context, p publication, n int, results []router.Result) []*strandmqv1.PublishResult {
 	out := make([]*strandmqv1.PublishResult, n)
 	for i, r := range results {
 		at := p.place[i]
 		if r.Err != nil {
-			out[at] = &strandmqv1.PublishResult{Problem: b.itemProblem("messages", at, r.Err)}
+			out[at] = &strandmqv1.PublishResult{Problem: b.itemProblem(ctx, "messages", at, r.Err)}
 			continue
 		}
 		out[at] = &strandmqv1.PublishResult{Receipt: &strandmqv1.Receipt{Partition: uint32(r.Partition), Offset: r.Offset, Duplicate: r.Duplicate}}
 	}
 	for at, err := range p.refused {
-		out[at] = &strandmqv1.PublishResult{Problem: b.itemProblem("messages", at, err)}
+		out[at] = &strandmqv1.PublishResult{Problem: b.itemProblem(ctx, "messages", at, err)}
 	}
 	return out
 }
 
 // itemProblem is the refusal of one item of a list.
-func (b *Broker) itemProblem(list string, i int, err error) *strandmqv1.Problem {
-	return b.problemOf(err, fmt.Sprintf("%s[%d]", list, i))
-}
-
-// problemOf is the refusal of a part of a request, whose field it names.
-func (b *Broker) problemOf(err error, field string) *strandmqv1.Problem {
-	return b.problemIn(b.explain(err), field)
+func (b *Broker) itemProblem(ctx context.Context, list string, i int, err error) *strandmqv1.Problem {
+	return b.problemIn(ctx, b.explain(err), fmt.Sprintf("%s[%d]", list, i))
 }
 
 // recordProblem is the refusal of one record of a batch that was stored as it came.
-func (b *Broker) recordProblem(i int, err error) *strandmqv1.Problem {
-	return b.problemIn(explainer{partition: b.partitionName}.translate(err), fmt.Sprintf("record_batch.records[%d]", i))
+func (b *Broker) recordProblem(ctx context.Context, i int, err error) *strandmqv1.Problem {
+	return b.problemIn(ctx, explainer{partition: b.partitionName}.translate(err), fmt.Sprintf("record_batch.records[%d]", i))
 }
 
-func (b *Broker) problemIn(why *refusal, field string) *strandmqv1.Problem {
+// problemIn is the refusal of a part of a request, whose field it names.
+func (b *Broker) problemIn(ctx context.Context, why *refusal, field string) *strandmqv1.Problem {
 	r := *why
 	if r.reason == "INTERNAL" {
-		r.text = "the broker failed to handle this one" // the details are for the log
+		r.text = "the broker failed to handle this one" + underID(requestOf(ctx))
 	}
 	if r.field != "" {
 		field += "." + r.field
 	}
 	r.field = field
-	return r.problem()
+	return r.problem(requestOf(ctx))
 }
 
 // wholeCall tells whether nothing was stored for one reason that passes: then

@@ -56,6 +56,6 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 			}
 		}
 	}
-	a.b.publishMeter(t.Name).count(a.b, o, time.Since(start))
-	return &strandmqv1.PublishResponse{Results: a.b.receipts(o)}, nil
+	a.b.publishMeter(t.Name).count(ctx, a.b, o, time.Since(start))
+	return &strandmqv1.PublishResponse{Results: a.b.receipts(ctx, o)}, nil
 }

@@ -146,12 +146,12 @@ func (b *Broker) publishRaw(ctx context.Context, t *topic, req *strandmqv1.Publi
 		if o.err != nil {
 			return nil, o.err
 		}
-		b.publishMeter(t.Name).count(b, o, time.Since(start))
+		b.publishMeter(t.Name).count(ctx, b, o, time.Since(start))
 		res := &strandmqv1.PublishResponse{}
 		if run := (&strandmqv1.ReceiptRun{}); o.run(run) {
 			res.Run = run
 		} else {
-			res.Results = b.receipts(o)
+			res.Results = b.receipts(ctx, o)
 		}
 		return res, nil
 	case <-ctx.Done():
@@ -176,14 +176,14 @@ func (o *outcome) run(to *strandmqv1.ReceiptRun) bool {
 }
 
 // receipts are the results of a batch, message by message.
-func (b *Broker) receipts(o *outcome) []*strandmqv1.PublishResult {
+func (b *Broker) receipts(ctx context.Context, o *outcome) []*strandmqv1.PublishResult {
 	if !o.opaque {
-		return b.answer(o.sent, o.count, o.results)
+		return b.answer(ctx, o.sent, o.count, o.results)
 	}
 	out := make([]*strandmqv1.PublishResult, len(o.stored))
 	for i, s := range o.stored {
 		if s.Err != nil {
-			out[i] = &strandmqv1.PublishResult{Problem: b.recordProblem(i, s.Err)}
+			out[i] = &strandmqv1.PublishResult{Problem: b.recordProblem(ctx, i, s.Err)}
 			continue
 		}
 		out[i] = &strandmqv1.PublishResult{Receipt: &strandmqv1.Receipt{Partition: o.number, Offset: uint64(s.Offset), Duplicate: s.Duplicate}}
@@ -207,10 +207,10 @@ func (b *Broker) publishMeter(topic string) publishMeter {
 }
 
 // count keeps the counters of one batch.
-func (m publishMeter) count(b *Broker, o *outcome, took time.Duration) {
+func (m publishMeter) count(ctx context.Context, b *Broker, o *outcome, took time.Duration) {
 	stored, bytes, duplicates := 0, 0, 0
 	refused := func(err error) {
-		b.logItem(err, "publish")
+		b.logItem(ctx, err, "publish")
 		b.metrics.refused.WithLabelValues(m.topic, reasonOf(err)).Inc()
 	}
 	for i, r := range o.results {

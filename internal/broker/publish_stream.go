@@ -87,7 +87,7 @@ func (s *publishStream) run() error {
 	sent := make(chan error, 1)
 	go func() {
 		defer s.gone() // whatever happened, nobody is told any more
-		sent <- s.b.unharmed("PublishStream", s.send)
+		sent <- s.b.unharmed(s.ctx, "PublishStream", s.send)
 	}()
 	err := s.receive()
 	s.mu.Lock()
@@ -325,7 +325,7 @@ func (s *publishStream) send() error {
 			return s.ctx.Err()
 		}
 		for told := 0; told < len(answers); {
-			n := frame.fill(s.b, answers[told:])
+			n := frame.fill(s.ctx, s.b, answers[told:])
 			if err := s.conn.Send(&frame.res); err != nil {
 				s.end(fmt.Errorf("the answers cannot be sent: %w", context.Canceled))
 				return err
@@ -393,7 +393,7 @@ type answerFrame struct {
 }
 
 // fill makes a frame of the first answers and tells of how many.
-func (f *answerFrame) fill(b *Broker, answers []streamAnswer) int {
+func (f *answerFrame) fill(ctx context.Context, b *Broker, answers []streamAnswer) int {
 	if n := min(len(answers), maxStreamBatches); n > len(f.parts) {
 		f.parts, f.runs = make([]strandmqv1.PublishBatchResult, n), make([]strandmqv1.ReceiptRun, n)
 	}
@@ -409,18 +409,18 @@ func (f *answerFrame) fill(b *Broker, answers []streamAnswer) int {
 		out.Batch, out.Results, out.Run, out.Problem, out.Route = a.number, nil, nil, nil, nil
 		f.res.Results = append(f.res.Results, out)
 		if a.what.err != nil {
-			out.Problem, out.Route = b.batchProblem(a.what.err)
+			out.Problem, out.Route = b.batchProblem(ctx, a.what.err)
 			continue
 		}
 		if a.topic != f.of {
 			f.meter, f.of = b.publishMeter(a.topic.Name), a.topic
 		}
-		f.meter.count(b, a.what, now.Sub(a.took))
+		f.meter.count(ctx, b, a.what, now.Sub(a.took))
 		if a.what.run(&f.runs[i]) {
 			out.Run = &f.runs[i]
 			continue
 		}
-		out.Results = b.receipts(a.what)
+		out.Results = b.receipts(ctx, a.what)
 		receipts += len(out.Results)
 	}
 	return len(answers)
@@ -428,12 +428,12 @@ func (f *answerFrame) fill(b *Broker, answers []streamAnswer) int {
 
 // batchProblem is the refusal of a batch as a whole, with the present route
 // where that is what it lacks.
-func (b *Broker) batchProblem(err error) (*strandmqv1.Problem, *strandmqv1.RouteResponse) {
+func (b *Broker) batchProblem(ctx context.Context, err error) (*strandmqv1.Problem, *strandmqv1.RouteResponse) {
 	r := *b.explain(err)
 	if r.reason == "INTERNAL" {
-		b.log.Error("a batch of a stream failed", "err", err)
-		r.text = "the broker failed to handle this batch" // the details are for the log
+		b.log.ErrorContext(ctx, "a batch of a stream failed", "err", err)
+		r.text = "the broker failed to handle this batch" + underID(requestOf(ctx))
 	}
 	b.metrics.rejected(r.reason)
-	return r.problem(), r.route
+	return r.problem(requestOf(ctx)), r.route
 }

@@ -177,7 +177,7 @@ func (r *reading) leaves(i int, err error) bool {
 	if len(r.at) == 1 || !errors.As(err, new(*partition.ErrDamaged)) {
 		return false
 	}
-	r.res.LeftOut = append(r.res.LeftOut, &strandmqv1.LeftOut{Partition: r.at[i].number, Problem: r.b.explain(err).problem()})
+	r.res.LeftOut = append(r.res.LeftOut, &strandmqv1.LeftOut{Partition: r.at[i].number, Problem: r.b.explain(err).problem(nil)})
 	return true
 }
 

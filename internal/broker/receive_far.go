@@ -259,7 +259,7 @@ func (d *dispatch) freshAt(ctx context.Context, n partition.NodeID, req consumer
 // awaitSome waits until some partition may have something to hand out, for at
 // least a while and at most another.
 func (d *dispatch) awaitSome(ctx context.Context, req consumer.ReceiveRequest, least, most time.Duration) error {
-	g, err := d.gather(consumer.StreamRequest{Group: req.Group, Member: req.Member, Session: req.Session}, nil) // messages need not come
+	g, err := d.gather(ctx, consumer.StreamRequest{Group: req.Group, Member: req.Member, Session: req.Session}, nil) // messages need not come
 	if err != nil {
 		return err
 	}

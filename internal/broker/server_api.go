@@ -80,7 +80,7 @@ func (b *Broker) routes() http.Handler {
 	mux.Handle(grpcreflect.NewHandlerV1(reflector, other...))
 	mux.Handle(grpcreflect.NewHandlerV1Alpha(reflector, other...))
 
-	mux.Handle(httpapi.Prefix, httpapi.New(httpapi.Config{Calls: mux, Row: rowFor, Rejected: b.metrics.rejected, Panicked: b.panicked, WriteTime: b.cfg.TransferTime, Topic: b.plainTopic, Stream: b.plainStream}))
+	mux.Handle(httpapi.Prefix, httpapi.New(httpapi.Config{Calls: mux, Row: rowFor, Rejected: b.refused, Panicked: b.panicked, WriteTime: b.cfg.TransferTime, Topic: b.plainTopic, Stream: b.plainStream}))
 
 	mux.Handle("GET /metrics", b.metrics.handler(b.collect))
 	b.probes(mux)
@@ -111,8 +111,8 @@ func (b *Broker) other(w http.ResponseWriter, r *http.Request) {
 		fmt.Fprintf(w, "StrandMQ %s\n\nAPI:     POST /strandmq.v1.<Service>/<Method>, content-type: application/json\nPlain:   /v1/openapi.json\nList:    gRPC reflection\nProbes:  /livez /startupz /readyz (?verbose)\nMetrics: /metrics\n", b.cfg.Version)
 		return
 	}
-	b.metrics.rejected("UNKNOWN_METHOD")
-	writeRefusal(w, http.StatusNotFound, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: API calls are POST /strandmq.v1.<Service>/<Method>", plain.Quote(r.URL.Path)))
+	b.refused(r.Context(), r.URL.Path, "UNKNOWN_METHOD")
+	writeRefusal(w, http.StatusNotFound, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: API calls are POST /strandmq.v1.<Service>/<Method>", plain.Quote(r.URL.Path)), requestOf(r.Context()))
 }
 
 // newServer makes the server. It answers HTTP/1.1 and HTTP/2 without TLS on one

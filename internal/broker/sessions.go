@@ -148,7 +148,7 @@ func (b *Broker) endSession(ctx context.Context, t *coordinator.Topic, g consume
 	})
 	if err != nil && ctx.Err() == nil {
 		// The deliveries lapse at their deadlines instead.
-		b.log.Warn("cannot end a session", "topic", t.Name, "group", g, "member", member, "err", err)
+		b.log.WarnContext(ctx, "cannot end a session", "topic", t.Name, "group", g, "member", member, "err", err)
 	}
 }
 

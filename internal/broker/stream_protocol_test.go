@@ -147,7 +147,7 @@ func TestStreamPanics(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.send = func(*frame) error { panic("a fault of ours") }
-	err = b.unharmed("test", func() error { return m.serve(ctx(t)) })
+	err = b.unharmed(ctx(t), "test", func() error { return m.serve(ctx(t)) })
 	if reasonOf(err) != "INTERNAL" || strings.Contains(err.Error(), "fault of ours") {
 		t.Fatalf("told: %v", err)
 	}

@@ -28,7 +28,7 @@ func (a topicAPI) CreateTopic(ctx context.Context, req *strandmqv1.CreateTopicRe
 		return nil, err
 	}
 	if t.Phase != coordinator.Ready {
-		if t, err = a.b.readyTopic(t); err != nil {
+		if t, err = a.b.readyTopic(ctx, t); err != nil {
 			return nil, err
 		}
 	}
@@ -118,7 +118,7 @@ func (a topicAPI) DeleteTopic(ctx context.Context, req *strandmqv1.DeleteTopicRe
 	if err != nil {
 		return nil, err
 	}
-	if err := a.b.removeTopic(t); err != nil {
+	if err := a.b.removeTopic(ctx, t); err != nil {
 		return nil, err
 	}
 	a.b.metrics.forget(t.Name)

@@ -136,14 +136,15 @@ func each(ctx context.Context, t *coordinator.Topic, fn func(ctx context.Context
 }
 
 // finishing is the context of a change that was begun: it goes on when its
-// caller does not wait any more, so that nobody finds it half done.
-func (b *Broker) finishing() (context.Context, context.CancelFunc) {
-	return context.WithTimeout(b.calls, time.Minute)
+// caller does not wait any more, so that nobody finds it half done. What it is done
+// for, of has.
+func (b *Broker) finishing(of context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(withRequest(b.calls, requestOf(of)), time.Minute)
 }
 
 // readyTopic does the partitions' part of a topic that was begun.
-func (b *Broker) readyTopic(t *coordinator.Topic) (*coordinator.Topic, error) {
-	ctx, cancel := b.finishing()
+func (b *Broker) readyTopic(ctx context.Context, t *coordinator.Topic) (*coordinator.Topic, error) {
+	ctx, cancel := b.finishing(ctx)
 	defer cancel()
 	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		if b.far != nil {
@@ -175,8 +176,8 @@ func (b *Broker) namePartitions() {
 }
 
 // removeTopic does the partitions' part of a deletion that was begun.
-func (b *Broker) removeTopic(t *coordinator.Topic) error {
-	ctx, cancel := b.finishing()
+func (b *Broker) removeTopic(ctx context.Context, t *coordinator.Topic) error {
+	ctx, cancel := b.finishing(ctx)
 	defer cancel()
 	err := each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
 		if b.far != nil {
@@ -198,8 +199,8 @@ func (b *Broker) removeTopic(t *coordinator.Topic) error {
 // changed. Each step changes nothing where it was done before. With a partition
 // that stopped, the group is in use and remains unfinished: reconcile tells the
 // partition when it is back.
-func (b *Broker) readyGroup(t *coordinator.Topic, g *coordinator.Group) (*coordinator.Group, []*strandmqv1.LeftOut, error) {
-	ctx, cancel := b.finishing()
+func (b *Broker) readyGroup(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) (*coordinator.Group, []*strandmqv1.LeftOut, error) {
+	ctx, cancel := b.finishing(ctx)
 	defer cancel()
 	policy := policyOf(g.Policy)
 	r := &leftOut{b: b}
@@ -224,8 +225,8 @@ func (b *Broker) readyGroup(t *coordinator.Topic, g *coordinator.Group) (*coordi
 
 // removeGroup has every partition that works forget a group, and gives those that
 // do not: reconcile has them forget it when they are back.
-func (b *Broker) removeGroup(t *coordinator.Topic, g *coordinator.Group) ([]*strandmqv1.LeftOut, error) {
-	ctx, cancel := b.finishing()
+func (b *Broker) removeGroup(ctx context.Context, t *coordinator.Topic, g *coordinator.Group) ([]*strandmqv1.LeftOut, error) {
+	ctx, cancel := b.finishing(ctx)
 	defer cancel()
 	r := &leftOut{b: b}
 	err := r.each(ctx, t, func(ctx context.Context, _ int, id partition.PartitionID) error {
@@ -330,9 +331,9 @@ func (b *Broker) reconcile(ctx context.Context) error {
 	for _, t := range todo.Topics {
 		var err error
 		if b.log.Info("finishing a topic", "topic", t.Name, "phase", t.Phase); t.Phase == coordinator.Deleting {
-			err = b.removeTopic(t)
+			err = b.removeTopic(ctx, t)
 		} else {
-			_, err = b.readyTopic(t)
+			_, err = b.readyTopic(ctx, t)
 		}
 		if err != nil {
 			b.undone("a topic is not finished yet", err, "topic", t.Name, "phase", t.Phase)
@@ -346,9 +347,9 @@ func (b *Broker) reconcile(ctx context.Context) error {
 		var left []*strandmqv1.LeftOut
 		var err error
 		if b.log.Info("finishing a group", "topic", t.Name, "group", g.Name, "phase", g.Phase); g.Phase == coordinator.Deleting {
-			left, err = b.removeGroup(t, g)
+			left, err = b.removeGroup(ctx, t, g)
 		} else {
-			_, left, err = b.readyGroup(t, g)
+			_, left, err = b.readyGroup(ctx, t, g)
 		}
 		if err != nil {
 			b.undone("a group is not finished yet", err, "topic", t.Name, "group", g.Name, "phase", g.Phase)

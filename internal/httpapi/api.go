@@ -1,6 +1,7 @@
 package httpapi
 
 import (
+	"context"
 	_ "embed" // the description
 	"fmt"
 	"mime"
@@ -16,16 +17,20 @@ import (
 // Prefix is what the paths of this API begin with.
 const Prefix = "/v1/"
 
+// RequestHeader is the header of the answer that has the request's id, which whoever
+// serves this API has set by then. Problems repeat it.
+const RequestHeader = "X-Request-Id"
+
 // Config is what the API stands on.
 type Config struct {
 	// Calls serves the methods of strandmq.v1.
 	Calls http.Handler
 	// Row tells a reason's code, when it is met, and what to do about it.
 	Row func(reason string) (code, when, what string)
-	// Rejected counts refusals that no call was made for.
-	Rejected func(reason string)
-	// Panicked logs a panic that the call of a path ended with, under a reference.
-	Panicked func(path string, p any) (reference string)
+	// Rejected counts and logs refusals that no call was made for.
+	Rejected func(ctx context.Context, path, reason string)
+	// Panicked logs a panic that the call of a path ended with.
+	Panicked func(ctx context.Context, path string, p any)
 	// WriteTime is how long a caller may take over an answer, or a part of one
 	// that is a stream.
 	WriteTime time.Duration
@@ -95,7 +100,7 @@ func New(cfg Config) http.Handler {
 		mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) { a.dispatch(w, r, of) })
 	}
 	mux.HandleFunc("/", func(w http.ResponseWriter, r *http.Request) {
-		a.refuse(w, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: GET /v1/openapi.json lists what there is", plain.Quote(r.URL.Path)))
+		a.refuse(w, r, refuse("UNKNOWN_METHOD", "", "there is nothing at %s: GET /v1/openapi.json lists what there is", plain.Quote(r.URL.Path)))
 	})
 	return mux
 }
@@ -114,11 +119,11 @@ func (a *api) dispatch(w http.ResponseWriter, r *http.Request, of map[string]rou
 		}
 		slices.Sort(allow)
 		w.Header().Set("Allow", strings.Join(allow, ", "))
-		a.refuse(w, refuse("BAD_METHOD", "", "%s is not used here: use %s", plain.Quote(r.Method), strings.Join(allow, " or ")))
+		a.refuse(w, r, refuse("BAD_METHOD", "", "%s is not used here: use %s", plain.Quote(r.Method), strings.Join(allow, " or ")))
 		return
 	}
 	if err := found.serve(a, w, r); err != nil {
-		a.refuse(w, err)
+		a.refuse(w, r, err)
 	}
 }
 

@@ -2,6 +2,7 @@ package httpapi
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"io"
 	"net/http"
@@ -38,7 +39,7 @@ func newCalls(cfg Config) calls {
 // inProcess carries calls to the handler that serves them, without a connection.
 type inProcess struct {
 	serve    http.Handler
-	panicked func(path string, p any) (reference string)
+	panicked func(ctx context.Context, path string, p any)
 }
 
 // Do implements connect.HTTPClient.
@@ -52,7 +53,8 @@ func (c inProcess) Do(req *http.Request) (res *http.Response, err error) {
 	defer func() {
 		// What the edge does not turn into an answer ends the call, not the process.
 		if p := recover(); p != nil {
-			res, err = nil, refuse("INTERNAL", "", "the broker failed to handle this; its log has the details under reference %s", c.panicked(r.URL.Path, p))
+			c.panicked(r.Context(), r.URL.Path, p)
+			res, err = nil, refuse("INTERNAL", "", "the broker failed to handle this; its log has the details under the request's id")
 		}
 	}()
 	w := &taken{header: http.Header{}, status: http.StatusOK}

@@ -38,6 +38,7 @@ type written struct {
 	Field        string `json:"field,omitempty"`
 	WhatToDo     string `json:"what_to_do"`
 	RetryAfterMs int64  `json:"retry_after_ms"`
+	RequestID    string `json:"request_id,omitempty"` // of the whole, not of its parts
 	Results      []any  `json:"results,omitempty"`
 }
 
@@ -72,16 +73,17 @@ func (p *problem) written(row func(string) (code, when, what string)) written {
 }
 
 // refuse answers with a problem.
-func (a *api) refuse(w http.ResponseWriter, err error) {
+func (a *api) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	p := problemOf(err)
 	if !p.counted {
-		a.cfg.Rejected(p.reason)
+		a.cfg.Rejected(r.Context(), r.URL.Path, p.reason)
 	}
 	write(w, p.written(a.cfg.Row))
 }
 
 func write(w http.ResponseWriter, p written) {
 	h := w.Header()
+	p.RequestID = h.Get(RequestHeader)
 	h.Set("Content-Type", "application/problem+json")
 	if p.RetryAfterMs > 0 {
 		h.Set("Retry-After", strconv.FormatInt((p.RetryAfterMs+999)/1000, 10))

@@ -261,7 +261,9 @@ func (s *stream) end(err error) {
 	if s.ctx.Err() != nil || s.events && p.reason == "NOT_READY" {
 		return
 	}
-	_ = s.put(s.line(nil, "problem", "", p.written(s.api.cfg.Row)))
+	told := p.written(s.api.cfg.Row)
+	told.RequestID = s.w.Header().Get(RequestHeader)
+	_ = s.put(s.line(nil, "problem", "", told))
 }
 
 // put writes, and waits for the caller to take it.

@@ -375,7 +375,11 @@ type Problem struct {
 	// milliseconds. 0: trying again unchanged does not help.
 	RetryAfterMs int64 `protobuf:"varint,3,opt,name=retry_after_ms,json=retryAfterMs,proto3" json:"retry_after_ms,omitempty"`
 	// The field at fault, for bad input, such as messages[3].key.
-	Field         string `protobuf:"bytes,4,opt,name=field,proto3" json:"field,omitempty"`
+	Field string `protobuf:"bytes,4,opt,name=field,proto3" json:"field,omitempty"`
+	// The id of the call that was refused, as its answer has it in the header
+	// X-Request-Id: the broker's log has what it says of the call under it. Empty
+	// where nothing of the answer but the header has it.
+	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -438,6 +442,13 @@ func (x *Problem) GetField() string {
 	return ""
 }
 
+func (x *Problem) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
 var File_strandmq_v1_message_proto protoreflect.FileDescriptor
 
 const file_strandmq_v1_message_proto_rawDesc = "" +
@@ -461,12 +472,14 @@ const file_strandmq_v1_message_proto_rawDesc = "" +
 	"\vvalue_bytes\x18\x03 \x01(\fH\x00R\n" +
 	"valueBytesB\f\n" +
 	"\n" +
-	"value_kind\"w\n" +
+	"value_kind\"\x96\x01\n" +
 	"\aProblem\x12\x16\n" +
 	"\x06reason\x18\x01 \x01(\tR\x06reason\x12\x18\n" +
 	"\amessage\x18\x02 \x01(\tR\amessage\x12$\n" +
 	"\x0eretry_after_ms\x18\x03 \x01(\x03R\fretryAfterMs\x12\x14\n" +
-	"\x05field\x18\x04 \x01(\tR\x05field*V\n" +
+	"\x05field\x18\x04 \x01(\tR\x05field\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId*V\n" +
 	"\n" +
 	"BodyFormat\x12\x1b\n" +
 	"\x17BODY_FORMAT_UNSPECIFIED\x10\x00\x12\x15\n" +

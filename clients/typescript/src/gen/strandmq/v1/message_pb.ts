@@ -15,7 +15,7 @@ import type { Message as Message$1 } from "@bufbuild/protobuf";
  * Describes the file strandmq/v1/message.proto.
  */
 export const file_strandmq_v1_message: GenFile = /*@__PURE__*/
-  fileDesc("ChlzdHJhbmRtcS92MS9tZXNzYWdlLnByb3RvEgtzdHJhbmRtcS52MSLuAQoHTWVzc2FnZRINCgNrZXkYASABKAlIABITCglrZXlfYnl0ZXMYAiABKAxIABIKCgJpZBgDIAEoCRIkCgdoZWFkZXJzGAQgAygLMhMuc3RyYW5kbXEudjEuSGVhZGVyEg4KBHRleHQYBSABKAlIARIPCgVieXRlcxgGIAEoDEgBEiYKBGpzb24YByABKAsyFi5nb29nbGUucHJvdG9idWYuVmFsdWVIARIwCgxwdWJsaXNoX3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wQgoKCGtleV9raW5kQgYKBGJvZHkiTAoGSGVhZGVyEgwKBG5hbWUYASABKAkSDwoFdmFsdWUYAiABKAlIABIVCgt2YWx1ZV9ieXRlcxgDIAEoDEgAQgwKCnZhbHVlX2tpbmQiUQoHUHJvYmxlbRIOCgZyZWFzb24YASABKAkSDwoHbWVzc2FnZRgCIAEoCRIWCg5yZXRyeV9hZnRlcl9tcxgDIAEoAxINCgVmaWVsZBgEIAEoCSpWCgpCb2R5Rm9ybWF0EhsKF0JPRFlfRk9STUFUX1VOU1BFQ0lGSUVEEAASFQoRQk9EWV9GT1JNQVRfQllURVMQARIUChBCT0RZX0ZPUk1BVF9KU09OEAJCO1o5Z2l0aHViLmNvbS9zdHJhbmRtcS9zdHJhbmRtcS9wcm90by9zdHJhbmRtcS92MTtzdHJhbmRtcXYxYgZwcm90bzM", [file_google_protobuf_struct, file_google_protobuf_timestamp]);
+  fileDesc("ChlzdHJhbmRtcS92MS9tZXNzYWdlLnByb3RvEgtzdHJhbmRtcS52MSLuAQoHTWVzc2FnZRINCgNrZXkYASABKAlIABITCglrZXlfYnl0ZXMYAiABKAxIABIKCgJpZBgDIAEoCRIkCgdoZWFkZXJzGAQgAygLMhMuc3RyYW5kbXEudjEuSGVhZGVyEg4KBHRleHQYBSABKAlIARIPCgVieXRlcxgGIAEoDEgBEiYKBGpzb24YByABKAsyFi5nb29nbGUucHJvdG9idWYuVmFsdWVIARIwCgxwdWJsaXNoX3RpbWUYCCABKAsyGi5nb29nbGUucHJvdG9idWYuVGltZXN0YW1wQgoKCGtleV9raW5kQgYKBGJvZHkiTAoGSGVhZGVyEgwKBG5hbWUYASABKAkSDwoFdmFsdWUYAiABKAlIABIVCgt2YWx1ZV9ieXRlcxgDIAEoDEgAQgwKCnZhbHVlX2tpbmQiZQoHUHJvYmxlbRIOCgZyZWFzb24YASABKAkSDwoHbWVzc2FnZRgCIAEoCRIWCg5yZXRyeV9hZnRlcl9tcxgDIAEoAxINCgVmaWVsZBgEIAEoCRISCgpyZXF1ZXN0X2lkGAUgASgJKlYKCkJvZHlGb3JtYXQSGwoXQk9EWV9GT1JNQVRfVU5TUEVDSUZJRUQQABIVChFCT0RZX0ZPUk1BVF9CWVRFUxABEhQKEEJPRFlfRk9STUFUX0pTT04QAkI7WjlnaXRodWIuY29tL3N0cmFuZG1xL3N0cmFuZG1xL3Byb3RvL3N0cmFuZG1xL3YxO3N0cmFuZG1xdjFiBnByb3RvMw", [file_google_protobuf_struct, file_google_protobuf_timestamp]);
 
 /**
  * Message is what a publisher sends and what a delivery carries.
@@ -191,6 +191,15 @@ export type Problem = Message$1<"strandmq.v1.Problem"> & {
    * @generated from field: string field = 4;
    */
   field: string;
+
+  /**
+   * The id of the call that was refused, as its answer has it in the header
+   * X-Request-Id: the broker's log has what it says of the call under it. Empty
+   * where nothing of the answer but the header has it.
+   *
+   * @generated from field: string request_id = 5;
+   */
+  requestId: string;
 };
 
 /**

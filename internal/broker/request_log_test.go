@@ -1,0 +1,176 @@
+package broker
+
+import (
+	"bytes"
+	"encoding/json"
+	"log/slog"
+	"net/http"
+	"strings"
+	"sync"
+	"testing"
+
+	"connectrpc.com/connect"
+
+	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
+)
+
+// jsonLog is the log of a node, or of several, line by line.
+type jsonLog struct {
+	mu  sync.Mutex
+	buf bytes.Buffer // guarded by mu
+}
+
+func (l *jsonLog) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.buf.Write(p)
+}
+
+// on has a node write there, down to what is for who looks for it.
+func (l *jsonLog) on(c *Config) {
+	c.Logger = slog.New(slog.NewJSONHandler(l, &slog.HandlerOptions{Level: slog.LevelDebug}))
+}
+
+// of are the lines of a request.
+func (l *jsonLog) of(id string) (out []map[string]any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for line := range strings.Lines(l.buf.String()) {
+		var m map[string]any
+		if json.Unmarshal([]byte(line), &m) == nil && m["request_id"] == id {
+			out = append(out, m)
+		}
+	}
+	return out
+}
+
+// saidBy are clients whose calls have a request id and a trace.
+func saidBy(t testing.TB, b *Broker, id string, opts ...connect.ClientOption) api {
+	hc := httpClient(t, true)
+	hc.Transport = &saying{RoundTripper: hc.Transport, say: map[string]string{"X-Request-Id": id, "Traceparent": aParent}}
+	return apiOver(hc, b.URL(), opts...)
+}
+
+// A failed call leaves one line, with what it is found by.
+func TestRequestsInTheLog(t *testing.T) {
+	lines := &jsonLog{}
+	b := start(t, t.TempDir(), lines.on)
+	newAPI(t, b.URL()).topic(t, "t", 1)
+	one := func(id, level string, want map[string]string) {
+		t.Helper()
+		found := lines.of(id)
+		if len(found) != 1 || found[0]["level"] != level {
+			t.Fatalf("%s: %d lines: %v", id, len(found), found)
+		}
+		for k, v := range want {
+			if found[0][k] != v {
+				t.Errorf("%s: %s is %v, not %s, in %v", id, k, found[0][k], v, found[0])
+			}
+		}
+	}
+
+	const describe = "/strandmq.v1.TopicService/DescribeTopic"
+	for name, opts := range map[string][]connect.ClientOption{"connect": nil, "grpc": {connect.WithGRPC()}, "grpc-web": {connect.WithGRPCWeb()}} {
+		_, err := saidBy(t, b, name, opts...).topics.DescribeTopic(ctx(t), &strandmqv1.DescribeTopicRequest{Topic: "nowhere"})
+		wantReason(t, err, "UNKNOWN_TOPIC")
+		one(name, "DEBUG", map[string]string{"method": describe, "code": "not_found", "reason": "UNKNOWN_TOPIC", "trace_id": aTrace})
+	}
+	stream, err := saidBy(t, b, "stream").consume.Subscribe(ctx(t), &strandmqv1.SubscribeRequest{Topic: "nowhere", Group: "g", Member: "m"})
+	if err == nil {
+		for stream.Receive() {
+			t.Error("it receives")
+		}
+		err = stream.Err()
+		stream.Close()
+	}
+	wantReason(t, err, "UNKNOWN_TOPIC")
+	one("stream", "DEBUG", map[string]string{"method": "/strandmq.v1.ConsumeService/Subscribe", "reason": "UNKNOWN_TOPIC", "trace_id": aTrace})
+
+	p := newPlainly(t, b)
+	p.do("GET", "/v1/topics/nowhere", "", "", "X-Request-Id", "plain").refused(404, "UNKNOWN_TOPIC")
+	one("plain", "DEBUG", map[string]string{"method": describe, "reason": "UNKNOWN_TOPIC"})
+	p.do("GET", "/v1/nowhere", "", "", "X-Request-Id", "path").refused(404, "UNKNOWN_METHOD")
+	one("path", "DEBUG", map[string]string{"method": "/v1/nowhere", "reason": "UNKNOWN_METHOD"})
+	p.send("POST", describe, "text/plain", "{}", "X-Request-Id", "guard")
+	one("guard", "DEBUG", map[string]string{"method": describe, "code": "invalid_argument", "reason": "BAD_CONTENT_TYPE"})
+	p.send("GET", describe, "", "", "X-Request-Id", "protocol")
+	one("protocol", "DEBUG", map[string]string{"method": describe, "reason": "BAD_METHOD"})
+	if e := p.do("GET", "/v1/topics/t", "", "", "X-Request-Id", "done"); e.status != 200 || len(lines.of("done")) != 0 {
+		t.Errorf("%d, and what was done leaves %v", e.status, lines.of("done"))
+	}
+
+	saved := b.publisher
+	b.publisher = nil // every publish panics now
+	defer func() { b.publisher = saved }()
+	_, err = saidBy(t, b, "fault").publish.Publish(ctx(t), &strandmqv1.PublishRequest{Topic: "t", Messages: []*strandmqv1.Message{msg("k", "x")}})
+	if pr := problemOf(err); pr.GetReason() != "INTERNAL" || pr.GetRequestId() != "fault" || !strings.HasSuffix(pr.GetMessage(), "request id fault") {
+		t.Fatalf("told %v", err)
+	}
+	one("fault", "ERROR", map[string]string{"method": "/strandmq.v1.PublishService/Publish", "msg": "panic in a call", "trace_id": aTrace})
+	got := p.do("POST", "/v1/topics/t/messages", octets, "x", "X-Request-Id", "plain fault is replaced").refused(500, "INTERNAL")
+	one(got.RequestID, "ERROR", map[string]string{"msg": "panic in a call"})
+}
+
+// Calls that go to another node have the same id there, and the same trace.
+func TestRequestsOverHops(t *testing.T) {
+	lines := &jsonLog{}
+	c := startCluster(t, nil, lines.on)
+	var mu sync.Mutex
+	came := map[string]string{} // path at the owner: request id and trace
+	h := c.owner.nodeHandler()
+	c.serve(ownerNode, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		q := requestFrom(r.Header)
+		mu.Lock()
+		came[q.id+" "+r.URL.Path[strings.LastIndex(r.URL.Path, "/")+1:]] = q.trace()
+		mu.Unlock()
+		h.ServeHTTP(w, r)
+	}))
+	a := saidBy(t, c.edge, "mine")
+	a.topic(t, "t", 1)
+	a.group(t, "t", "g", nil)
+	a.store(t, "t", msg("k", "1"), msg("k", "2"), msg("other", "3"))
+	d := a.one(t, "t", "g", "m")
+	a.done(t, "t", "g", d, ack, "")
+	a.describe(t, "t", "g")
+
+	_, err := a.dead.GetDeadLetter(ctx(t), &strandmqv1.GetDeadLetterRequest{Topic: "t", Group: "g", Which: &strandmqv1.DeadLetterSelector{Which: &strandmqv1.DeadLetterSelector_Place{Place: &strandmqv1.MessagePlace{Offset: 2}}}})
+	wantReason(t, err, "UNKNOWN_DEAD_LETTER")
+	_, err = a.groups.DescribeGroup(ctx(t), &strandmqv1.DescribeGroupRequest{Topic: "t", Group: "nowhere"})
+	if p := problemOf(err); p.GetReason() != "UNKNOWN_GROUP" || p.GetRequestId() != "mine" {
+		t.Fatalf("passed on whole: %v", p)
+	}
+
+	stream, err := a.consume.Subscribe(ctx(t), &strandmqv1.SubscribeRequest{Topic: "t", Group: "g", Member: "s"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stream.Close()
+	eventually(t, "the stream is open at the owner", func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		_, is := came["mine Attach"]
+		return is
+	})
+	mu.Lock()
+	defer mu.Unlock()
+	for _, method := range []string{"CreateTopic", "CreateGroup", "Receive", "Settle", "DescribeGroup", "DeadLetters", "Join", "Attach"} {
+		if got := came["mine "+method]; got != aTrace {
+			t.Errorf("%s came with trace %q, of %v", method, got, came)
+		}
+	}
+	told := map[string]int{}
+	for _, line := range lines.of("mine") {
+		if line["trace_id"] != aTrace {
+			t.Errorf("without its trace: %v", line)
+		}
+		if reason, is := line["reason"].(string); is {
+			told[reason+": "+line["msg"].(string)]++
+		}
+	}
+	if told["UNKNOWN_DEAD_LETTER: a call from another node was refused"] != 1 || told["UNKNOWN_DEAD_LETTER: a call was refused"] != 1 {
+		t.Errorf("of what failed over a hop the logs say %v", told)
+	}
+	if told["UNKNOWN_GROUP: a call was refused"] < 1 {
+		t.Errorf("of what was passed on the logs say %v", told)
+	}
+}
