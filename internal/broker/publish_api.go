@@ -46,6 +46,7 @@ func (a publishAPI) Publish(ctx context.Context, req *strandmqv1.PublishRequest)
 	if err != nil {
 		return nil, err
 	}
+	requestOf(ctx).mark(&o.sent, req.GetProducerId())
 	if len(send.Records) > 0 {
 		if o.results, err = a.b.publisher.Publish(ctx, send); err != nil {
 			return nil, err
