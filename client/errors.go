@@ -69,15 +69,20 @@ type Error struct {
 	Message    string        // what went wrong and what to do, for people
 	Field      string        // the field, or the option, at fault, for bad input
 	RetryAfter time.Duration // for what passes: how long to wait; 0: nobody said
+	RequestID  string        // of the call, by which the broker's logs tell of it; empty: no broker heard it
 
 	passes bool
 	err    error // what it came from; may be nil
 }
 
-// Error gives the words, and the reason behind them.
+// Error gives the words, and the reason behind them. For a fault of the broker's they name
+// the request id, by which its log is searched.
 func (e *Error) Error() string {
-	if e.Reason == "" {
+	switch {
+	case e.Reason == "":
 		return "strandmq: " + e.Message
+	case e.Reason == "INTERNAL" && !strings.Contains(e.Message, e.RequestID):
+		return fmt.Sprintf("strandmq: %s (%s, request id %s)", e.Message, string(e.Reason), e.RequestID)
 	}
 	return fmt.Sprintf("strandmq: %s (%s)", e.Message, string(e.Reason))
 }
@@ -120,7 +125,7 @@ func gaveUp(ended, last error) error {
 		return errors.Join(ended, last)
 	}
 	return &Error{
-		Reason: e.Reason, Field: e.Field, RetryAfter: e.RetryAfter, passes: e.passes,
+		Reason: e.Reason, Field: e.Field, RetryAfter: e.RetryAfter, RequestID: e.RequestID, passes: e.passes,
 		Message: fmt.Sprintf("%s (%v)", e.Message, ended), err: errors.Join(ended, last),
 	}
 }

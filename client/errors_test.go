@@ -120,3 +120,27 @@ func TestRetryable(t *testing.T) {
 		t.Errorf("of a client that was closed: %v, retryable: %t", last, client.Retryable(last))
 	}
 }
+
+// An error says by which id the broker's log is searched, and in words where that is
+// what there is to do.
+func TestErrorsHaveRequestIDs(t *testing.T) {
+	b := strandmqtest.Start(t)
+	b.Topic(t, "orders", 1)
+	_, err := b.Client.Admin().DescribeTopic(within(t), "nowhere")
+	var e *client.Error
+	if !errors.As(err, &e) || e.Reason != client.ErrUnknownTopic || e.RequestID == "" || strings.Contains(err.Error(), e.RequestID) {
+		t.Errorf("%v, %+v", err, e)
+	}
+	for _, x := range []struct {
+		err  client.Error
+		want string
+	}{
+		{client.Error{Reason: "INTERNAL", Message: "it failed", RequestID: "r-1"}, "strandmq: it failed (INTERNAL, request id r-1)"},
+		{client.Error{Reason: "INTERNAL", Message: "see request id r-1", RequestID: "r-1"}, "strandmq: see request id r-1 (INTERNAL)"},
+		{client.Error{Reason: "INTERNAL", Message: "it failed"}, "strandmq: it failed (INTERNAL)"},
+	} {
+		if x.err.Error() != x.want {
+			t.Errorf("%q, not %q", x.err.Error(), x.want)
+		}
+	}
+}

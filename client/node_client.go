@@ -1,6 +1,7 @@
 package client
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -105,8 +106,11 @@ func explain(err error, server string) error {
 	if errors.As(err, &ce) {
 		code = ce.Code()
 		e.Message = ce.Message()
+		e.RequestID = ce.Meta().Get("X-Request-Id")
 		if p := problem(ce); p != nil {
-			return refused(p, code == connect.CodeUnavailable || code == connect.CodeAborted)
+			told := refused(p, code == connect.CodeUnavailable || code == connect.CodeAborted)
+			told.RequestID = cmp.Or(told.RequestID, e.RequestID)
+			return told
 		}
 	}
 	var op *net.OpError
@@ -133,7 +137,7 @@ func explain(err error, server string) error {
 func refused(p *strandmqv1.Problem, passes bool) *Error {
 	e := &Error{
 		Reason: Reason(p.GetReason()), Message: p.GetMessage(), Field: p.GetField(),
-		RetryAfter: time.Duration(p.GetRetryAfterMs()) * time.Millisecond,
+		RetryAfter: time.Duration(p.GetRetryAfterMs()) * time.Millisecond, RequestID: p.GetRequestId(),
 	}
 	e.passes = passes || e.RetryAfter > 0 || e.Reason == ErrOutcomeUnknown
 	return e

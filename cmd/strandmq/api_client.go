@@ -106,6 +106,7 @@ func (a *app) others(taken string) (out []string) {
 type apiError struct {
 	reason     string        // a stable name of docs/errors.md; empty: no broker said it
 	text       string        // what went wrong and what to do
+	requestID  string        // of the call, by which the broker's logs tell of it; empty: no broker heard it
 	retryAfter time.Duration // for what passes; 0: it does not, or nobody said when
 	passing    bool          // trying again may help
 	elsewhere  bool          // it broke on its way, and there are other addresses
@@ -135,6 +136,7 @@ func explain(err error, server string) error {
 		return e
 	}
 	e.text = ce.Message()
+	e.requestID = ce.Meta().Get("X-Request-Id")
 	code := ce.Code()
 	switch code {
 	case connect.CodeUnavailable, connect.CodeAborted,

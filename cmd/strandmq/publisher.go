@@ -59,7 +59,7 @@ func (p *publisher) send(ctx context.Context, messages []*strandmqv1.Message) ([
 				later = append(later, i)
 				wait := time.Duration(refused.GetRetryAfterMs()) * time.Millisecond
 				if why == nil || wait > why.retryAfter {
-					why = &apiError{reason: refused.GetReason(), text: refused.GetMessage(), retryAfter: wait, passing: true}
+					why = &apiError{reason: refused.GetReason(), text: refused.GetMessage(), requestID: refused.GetRequestId(), retryAfter: wait, passing: true}
 				}
 			default:
 				final = i

@@ -81,7 +81,7 @@ func run(a *app, args []string) int {
 	if ctx.Err() != nil { // by a signal
 		text = strings.NewReplacer(context.Canceled.Error(), "interrupted", context.Cause(ctx).Error(), "interrupted").Replace(text)
 	}
-	a.tellError(reasonOf(err), text)
+	a.tellError(reasonOf(err), requestOf(err), text)
 	var failed *failure
 	if errors.As(err, &failed) {
 		return exitFailed

@@ -25,19 +25,33 @@ func reasonOf(err error) string {
 	return ""
 }
 
+// requestOf is the request id of the call that a command failed with; empty: no broker
+// heard one.
+func requestOf(err error) string {
+	if refused := (*apiError)(nil); errors.As(err, &refused) {
+		return refused.requestID
+	}
+	return ""
+}
+
 // tellError prints what a command ended with: a line for people, an object for programs.
-func (a *app) tellError(reason, text string) {
+// Of a fault of the broker's people are told the request id too, to search its log by.
+func (a *app) tellError(reason, request, text string) {
 	if !a.json() {
+		if reason == "INTERNAL" && !strings.Contains(text, request) {
+			text += ", under request id " + request
+		}
 		fmt.Fprintln(a.err, "strandmq: "+plain.Lines(withReason(text, reason)))
 		return
 	}
 	var out struct {
 		Error struct {
-			Reason string `json:"reason"` // empty: it has none
-			Text   string `json:"text"`
+			Reason    string `json:"reason"` // empty: it has none
+			Text      string `json:"text"`
+			RequestID string `json:"request_id,omitempty"` // absent: no broker heard it
 		} `json:"error"`
 	}
-	out.Error.Reason, out.Error.Text = reason, text
+	out.Error.Reason, out.Error.Text, out.Error.RequestID = reason, text, request
 	b, err := json.Marshal(out)
 	must(err) // two texts
 	fmt.Fprintln(a.err, string(b))

@@ -50,7 +50,8 @@ Problem in its answer. With ` + "`STALE_ROUTE`" + ` the present route comes alon
 A reason keeps its meaning and its code for good.
 
 The commands of ` + "`strandmq`" + ` end with the message and the reason in parentheses; with ` + "`--output json`" + ` with
-an object on standard error, ` + "`{\"error\":{\"reason\":\"...\",\"text\":\"...\"}}`" + `, whose reason is empty where no broker said it.
+an object on standard error, ` + "`{\"error\":{\"reason\":\"...\",\"text\":\"...\",\"request_id\":\"...\"}}`" + `, whose reason is empty where no broker
+said it, and which has no request id where none heard it.
 
 With curl the Problem stands, readable, under ` + "`details[0].debug`" + `:
 

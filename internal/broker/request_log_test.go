@@ -167,7 +167,7 @@ func TestRequestsOverHops(t *testing.T) {
 			told[reason+": "+line["msg"].(string)]++
 		}
 	}
-	if told["UNKNOWN_DEAD_LETTER: a call from another node was refused"] != 1 || told["UNKNOWN_DEAD_LETTER: a call was refused"] != 1 {
+	if told["UNKNOWN_DEAD_LETTER: a call from another node was refused"] < 1 || told["UNKNOWN_DEAD_LETTER: a call was refused"] != 1 {
 		t.Errorf("of what failed over a hop the logs say %v", told)
 	}
 	if told["UNKNOWN_GROUP: a call was refused"] < 1 {

@@ -10,9 +10,16 @@ import type { BrokerReason } from "./reasons.js";
  */
 export type Reason = BrokerReason | "NO_ANSWER" | (string & {});
 
+/** Where an error comes from. */
+export interface StrandMQErrorOptions extends ErrorOptions {
+  requestId?: string;
+}
+
 /** A refusal. `reason` is for programs, `message` for people. */
 export class StrandMQError extends Error {
   override readonly name = "StrandMQError";
+  /** The id of the call, under which the broker's log tells of it. Empty: no broker heard it. */
+  readonly requestId: string;
 
   constructor(
     readonly reason: Reason,
@@ -21,9 +28,11 @@ export class StrandMQError extends Error {
     readonly field = "",
     /** How long to wait before the same request may succeed. 0: it will not, unchanged. */
     readonly retryAfterMs = 0,
-    options?: ErrorOptions,
+    options: StrandMQErrorOptions = {},
   ) {
-    super(message, options);
+    const { requestId = "", ...rest } = options;
+    super(reason === "INTERNAL" && !message.includes(requestId) ? `${message} (request id ${requestId})` : message, rest);
+    this.requestId = requestId;
   }
 
   /** The same request may succeed later. */
@@ -43,7 +52,7 @@ const unknownOutcome = new Set<string>(["NO_ANSWER", "OUTCOME_UNKNOWN", "DEADLIN
 const final = new Set([Code.Unauthenticated, Code.PermissionDenied, Code.Unimplemented, Code.NotFound, Code.ResourceExhausted]);
 
 export function fromProblem(p: Problem): StrandMQError {
-  return new StrandMQError(p.reason, p.message, p.field, Number(p.retryAfterMs));
+  return new StrandMQError(p.reason, p.message, p.field, Number(p.retryAfterMs), { requestId: p.requestId });
 }
 
 /** Makes a StrandMQError of whatever a call threw. */
@@ -51,7 +60,7 @@ export function fromThrown(thrown: unknown): StrandMQError {
   if (thrown instanceof StrandMQError) return thrown;
   const e = ConnectError.from(thrown);
   const [problem] = e.findDetails(ProblemSchema);
-  const options = { cause: thrown };
+  const options = { cause: thrown, requestId: problem?.requestId || (e.metadata.get("x-request-id") ?? "") };
   if (problem) return new StrandMQError(problem.reason, problem.message, problem.field, Number(problem.retryAfterMs), options);
   if (e.code === Code.Canceled) return new StrandMQError("CANCELED", "the caller gave up", "", 0, options);
   if (e.code === Code.DeadlineExceeded) return new StrandMQError("DEADLINE", "the time of the call ran out before the answer", "", 0, options);

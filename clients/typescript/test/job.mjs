@@ -30,9 +30,12 @@ export async function job(mq, topic) {
   const many = await mq.publishAll(topic, [{ key: new Uint8Array([255, 0]), body: "grüß" }, { key: "c", headers: [["not a token", ""]] }, { key: "d", body: new Uint8Array([128]) }]);
   same(many.map((o) => o.receipt?.offset ?? o.error.reason), [1n, "BAD_HEADER", 2n], "outcomes");
   await refused("UNKNOWN_TOPIC", () => mq.publish("nowhere", { body: "x" }));
+  const thrown = await mq.publish("nowhere", { body: "x" }).catch((e) => e);
+  same(/^[a-z2-7]{16}$/.test(thrown.requestId), true, `the request id ${thrown.requestId}`);
   await refused("ID_REUSED", () => mq.publish(topic, { key: "a", id: "1", body: "another" }));
   await refused("BAD_KEY", () => mq.publish(topic, { key: "a\ud800" }));
   await refused("UNKNOWN_GROUP", () => mq.subscribe({ topic, group: "nobody" }).next());
+  same(/^[a-z2-7]{16}$/.test(many[1].error.requestId), true, "the request id of one of many");
 
   const subscribed = { topic, group, member: "m", createGroup: true };
   const deliveries = mq.subscribe({ ...subscribed, window: 3 });
