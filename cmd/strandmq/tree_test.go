@@ -47,7 +47,7 @@ var argument = regexp.MustCompile(`'([^']*)'|[^ ]+`)
 func TestExamplesParse(t *testing.T) {
 	n := 0
 	eachCommand(testApp().root(), func(c *cobra.Command) {
-		for line := range strings.Lines(c.Example) {
+		for line := range strings.Lines(strings.ReplaceAll(c.Example, " && ", "\n")) {
 			line, _, _ = strings.Cut(strings.TrimSpace(line), " > ")
 			_, line, ok := strings.Cut(line, "strandmq ")
 			if !ok {
