@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,7 +58,7 @@ that say so and the command to type next. What did not answer is named, and the 
 is judged without it. It changes nothing.
 
 Of one message, with --id, or --partition and --offset, it says why it came twice: it
-is stored twice, or was handed out again.
+is stored twice, or was handed out again; and what it did not look at.
 
 Exit codes: 0 nothing is wrong (notes are no fault), 1 something is, or nobody could be
 asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
@@ -81,12 +82,25 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 		if within.d <= 0 {
 			return usagef("--timeout 0: nobody answers in no time; use 1s or more")
 		}
+		// The message is asked about meanwhile: there is one time for all.
+		asking, cancel := context.WithCancel(cmd.Context())
+		defer cancel()
+		message := make(chan aboutMessage, 1)
+		if one != nil {
+			go func() { message <- a.askMessage(asking, one, s.group, watch.d+within.d) }()
+		}
 		facts, err := a.inquire(cmd.Context(), s.topic, s.group, watch.d, within.d, true)
 		if err == nil {
 			err = s.known(facts)
 		}
-		if err == nil && one != nil {
-			err = a.askMessage(cmd.Context(), facts, one, s.group)
+		if err != nil {
+			cancel()
+		}
+		if one != nil {
+			if t := <-message; err == nil {
+				withMessage(facts, one, &t)
+				err = t.err
+			}
 		}
 		if err != nil {
 			return err

@@ -4,6 +4,12 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	neturl "net/url"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -55,6 +61,52 @@ func TestDoctorSeesWhyAMessageCameTwice(t *testing.T) {
 	if _, whole, code := examine(t, url, "--topic", "late", "--id", "nobody"); code != exitFailed || strings.Contains(whole, "nothing is wrong") {
 		t.Errorf("a message that is not there: exit code %d: %s", code, whole)
 	}
+}
+
+// What was not looked at for a message is said, as a line and in JSON: the search ended, or
+// the time did.
+func TestDoctorSaysWhatItLeftOfAMessage(t *testing.T) {
+	t.Parallel()
+	url := ward(t, t.TempDir()).URL()
+	p := at(t, url, "left", nil)
+	p.store(copiesMost+2, "a")
+	granted(t, p.api.publish.Publish, &strandmqv1.PublishRequest{Topic: p.topic, Messages: []*strandmqv1.Message{{Body: &strandmqv1.Message_Text{Text: "x"}}}})
+	leaves := func(url, want string, args ...string) {
+		t.Helper()
+		for _, form := range []string{"not asked: .*" + want, `(?s)"unreached": \[.*"why": "` + want} {
+			if _, whole, code := examine(t, url, args...); code != exitFailed || !regexp.MustCompile(form).MatchString(whole) {
+				t.Errorf("%v: exit code %d, and it does not say %s:\n%s", args, code, form, whole)
+			}
+			args = append(args, "--output", "json")
+		}
+	}
+	of := func(offset int) []string {
+		return []string{"--topic", p.topic, "--partition", "0", "--offset", fmt.Sprint(offset), "--behind", "1h"}
+	}
+	leaves(url, fmt.Sprintf("only the newest %d messages of its key", copiesMost), of(copiesMost)...)
+	leaves(url, "it has no key, so a copy may be in any partition", of(copiesMost+2)...)
+
+	// A node that does not come back with a trace.
+	to, err := neturl.Parse(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass := httputil.NewSingleHostReverseProxy(to)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/Trace") {
+			_, _ = io.Copy(io.Discard, r.Body) // a server sees its caller leave only then
+			<-r.Context().Done()
+			return
+		}
+		pass.ServeHTTP(w, r)
+	}))
+	t.Cleanup(front.Close)
+	within := 500 * time.Millisecond
+	until(t, "the rest is asked, and the trace is not waited for", func() bool {
+		within *= 2 // on a busy machine all takes longer
+		_, whole, code := examine(t, front.URL, append(of(0), "--timeout", within.String())...)
+		return code == exitFailed && strings.Contains(whole, "not asked: what became of the message: not all was looked at within ")
+	})
 }
 
 // Consumers whose settlements come when the message has gone to somebody else.

@@ -76,7 +76,11 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 			how = append(how, word)
 		}
 	}
-	text := fmt.Sprintf("group %s of topic %s was handed %s %s", c.Group, m.Place.Topic, about, quantity.Some(c.HandedOut, "time"))
+	times := quantity.Some(c.HandedOut, "time")
+	if m.Cut > 0 {
+		times = "at least " + times
+	}
+	text := fmt.Sprintf("group %s of topic %s was handed %s %s", c.Group, m.Place.Topic, about, times)
 	if len(how) > 0 {
 		text += ", since " + names(how)
 	}

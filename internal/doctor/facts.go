@@ -140,6 +140,7 @@ type Message struct {
 	Key, ID   string
 	Published int64
 	Copies    []Copy // besides it, of the same key and body, published at about the time
+	Cut       uint64 // events of its life that were not looked at
 	Courses   []Course
 }
 
