@@ -123,7 +123,7 @@ func (p *patient) counts() *strandmqv1.GroupCounts {
 func examine(t *testing.T, url string, args ...string) (first, whole string, code int) {
 	t.Helper()
 	var out, talk bytes.Buffer
-	code = run(&app{in: strings.NewReader(""), out: &out, err: &talk}, append([]string{"doctor", "--server", url, "--watch", "100ms"}, args...))
+	code = run(&app{in: strings.NewReader(""), out: &out, err: &talk}, append([]string{"doctor", "--server", url, "--watch", "100ms", "--timeout", "30s"}, args...))
 	first, _, _ = strings.Cut(out.String(), "\n")
 	return first, out.String() + talk.String(), code
 }
@@ -560,7 +560,7 @@ func TestCheckForMonitoring(t *testing.T) {
 	check := func(want int, pattern string, args ...string) {
 		t.Helper()
 		var out, talk bytes.Buffer
-		code := run(&app{in: strings.NewReader(""), out: &out, err: &talk}, append([]string{"check", "--server", url, "--age-warning", "0", "--age-critical", "0", "--disk-warning", "0", "--disk-critical", "0"}, args...))
+		code := run(&app{in: strings.NewReader(""), out: &out, err: &talk}, append([]string{"check", "--server", url, "--timeout", "30s", "--age-warning", "0", "--age-critical", "0", "--disk-warning", "0", "--disk-critical", "0"}, args...))
 		if code != want || !regexp.MustCompile(pattern).MatchString(out.String()) {
 			t.Errorf("check %v: exit code %d, want %d, and %q:\n%s%s", args, code, want, pattern, out.String(), talk.String())
 		}
