@@ -275,12 +275,12 @@ type TraceEvent struct {
 	Term    uint64           // of the entry
 	Node    partition.NodeID // which led then, and so did it; 0: not known
 	Group   GroupID
-	What    string // handed-out, acked, nacked, rejected, extended, released, lapsed, session-lost, dead-lettered, replayed, discarded, reset
+	What    string // handed-out, acked, nacked, rejected, extended, released, lapsed, session-lost, dead-lettered, replayed, discarded, reset, refused
 	Member  string
 	Attempt uint32
 	Detail  string // in words, with what the following say
 
-	Reason      string           // of a failure, and of a dead letter that of its last one
+	Reason      string           // of a failure; of a dead letter that of its last one; why it was refused
 	Until       partition.Millis // handed out or extended: the deadline then
 	NextAttempt partition.Millis // a failure: not before then; 0: it is a dead letter
 	Uncharged   bool             // a failure while the circuit was open

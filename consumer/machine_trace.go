@@ -41,6 +41,9 @@ type traced struct {
 	attempts uint32
 	ordinal  uint32
 	event    int // of the last hand-out, counted from 0; -1: not shown
+	hands    []aHand
+	ended    string // how the last hand-out did, as it was told; or the message: discarded
+	moved    bool   // the group was reset since then
 }
 
 // newTracer traces the message at an offset.
@@ -139,8 +142,12 @@ func (t *tracer) command(at partition.Index, cmd []byte) error {
 			if !ok {
 				break
 			}
-			if k.Offset == t.offset && g.out && k.Ordinal == g.ordinal && k.Epoch == g.epoch {
-				t.settle(at, h, g, a, delay, string(reason))
+			switch {
+			case k.Offset != t.offset:
+			case g.out && k.Ordinal == g.ordinal && k.Epoch == g.epoch:
+				t.settle(at, h, g, k, a, delay, string(reason))
+			case g.exists:
+				t.refused(at, h, g, k, a)
 			}
 		}
 	case cmdLapse:
@@ -171,7 +178,7 @@ func (t *tracer) command(at partition.Index, cmd []byte) error {
 				g.attempts, g.replayed = 0, true
 			} else {
 				t.add(at, h, g, TraceEvent{What: "discarded"})
-				g.settled = true
+				g.settled, g.ended = true, "discarded"
 			}
 		}
 	default:
@@ -185,6 +192,7 @@ func (t *tracer) command(at partition.Index, cmd []byte) error {
 }
 
 func (t *tracer) reset(at partition.Index, h header, g *traced, to partition.Offset) {
+	g.moved = true
 	switch {
 	case g.dead:
 		// What is dead stays dead.
@@ -231,13 +239,14 @@ func (t *tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 		g.member, g.session = who[w].name, who[w].session
 		g.handed, g.until = g.clock, g.clock+g.policy.AckDeadline
 		g.out, g.epoch = true, epoch
+		g.hand()
 		g.event = -1
 		if t.show.Has(at) {
 			g.event = t.events.Len()
 		}
 		if g.policy.AtMostOnce {
 			t.add(at, h, g, TraceEvent{What: "handed-out", Detail: "at most once", Settled: true})
-			g.out, g.settled, g.replayed = false, true, false
+			g.out, g.settled, g.replayed, g.ended = false, true, false, "acked"
 			return
 		}
 		t.add(at, h, g, TraceEvent{What: "handed-out", Detail: fmt.Sprintf("for %d ms", g.until-g.clock), Until: g.until})
@@ -261,11 +270,11 @@ func (t *tracer) plan(at partition.Index, h header, g *traced, r *reader) {
 	}
 }
 
-func (t *tracer) settle(at partition.Index, h header, g *traced, a Action, delay partition.Millis, reason string) {
+func (t *tracer) settle(at partition.Index, h header, g *traced, k Token, a Action, delay partition.Millis, reason string) {
 	switch a {
 	case Ack:
 		t.add(at, h, g, TraceEvent{What: "acked"})
-		g.out, g.settled, g.replayed = false, true, false
+		g.out, g.settled, g.replayed, g.ended = false, true, false, "acked"
 	case Nack:
 		t.failed(at, h, g, "nacked", reason, delay, false)
 	case Reject, bury:
@@ -276,7 +285,8 @@ func (t *tracer) settle(at partition.Index, h header, g *traced, a Action, delay
 		}
 		until, most := g.clock+delay, g.handed+g.policy.MaxHold
 		if until > most && (g.until >= most || g.clock >= most) {
-			return // held too long: it was refused
+			t.tellRefused(at, h, g, k, a, heldLongest)
+			return
 		}
 		g.until = min(until, most)
 		t.add(at, h, g, TraceEvent{What: "extended", Detail: fmt.Sprintf("for %d ms from now", g.until-g.clock), Until: g.until})
@@ -287,12 +297,12 @@ func (t *tracer) settle(at partition.Index, h header, g *traced, a Action, delay
 
 func (t *tracer) released(at partition.Index, h header, g *traced, why string) {
 	t.add(at, h, g, TraceEvent{What: "released", Detail: why})
-	g.out = false
+	g.out, g.ended = false, "released"
 	g.attempts--
 }
 
 func (t *tracer) failed(at partition.Index, h header, g *traced, what, reason string, delay partition.Millis, last bool) {
-	g.out = false
+	g.out, g.ended = false, what
 	free := g.free[at] && !last
 	if last || !free && g.policy.MaxAttempts > 0 && g.attempts >= g.policy.MaxAttempts {
 		t.add(at, h, g, TraceEvent{What: what, Detail: reason, Reason: reason})

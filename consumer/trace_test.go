@@ -210,3 +210,47 @@ func TestTraceTermsAndNodes(t *testing.T) {
 		t.Errorf("nacked: %+v", e)
 	}
 }
+
+// A settlement that came too late is told, with whose it was and why it was refused; one
+// that repeats what took effect is not.
+func TestTraceRefused(t *testing.T) {
+	w, _ := newTraced()
+	s := w.shell()
+	ctx := context.Background()
+	w.publish(1, "a")
+	settle := func(d Delivery, a Action) {
+		t.Helper()
+		s.Settle(ctx, 1, []Settlement{{Token: d.Token, Action: a}})
+	}
+	first := receive(t, s, 10)[0]
+	w.advance(Default().AckDeadline + 1)
+	settle(first, Ack)
+	w.advance(Default().BackoffMax)
+	second := receive(t, s, 10)[0]
+	settle(first, Nack)
+	settle(second, Ack)
+	settle(second, Ack) // again
+	settle(first, Ack)
+	life, err := s.Trace(ctx, 1, 0, Window{Last: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got []string
+	for _, e := range life.Events {
+		if e.What == "refused" {
+			got = append(got, fmt.Sprint(e.Member, " ", e.Attempt, " ", e.Detail))
+			if !strings.HasSuffix(e.Detail, e.Reason) || e.Reason == "" {
+				t.Errorf("why: %q of %q", e.Reason, e.Detail)
+			}
+		} else {
+			got = append(got, e.What)
+		}
+	}
+	want := []string{
+		"handed-out", "lapsed", "m 1 ack: its deadline passed and it lapsed",
+		"handed-out", "m 1 nack: the message was handed out again since", "acked", "m 1 ack: another hand-out of the message was acked",
+	}
+	if !slices.Equal(got, want) {
+		t.Fatalf("traced\n%q, and not\n%q", got, want)
+	}
+}

@@ -57,11 +57,12 @@ type twinWorld struct {
 	deadly  bool // most settlements reject
 	wake    partition.Millis
 
-	groups  []*twinGroup
-	calls   []*twinCall
-	streams []*twinStream
-	dues    []partition.Millis // how far each due step moved the clock
-	fault   error
+	groups   []*twinGroup
+	calls    []*twinCall
+	streams  []*twinStream
+	refusals map[twinRefusal][]string
+	dues     []partition.Millis // how far each due step moved the clock
+	fault    error
 }
 
 type twinEntry struct {
@@ -411,6 +412,7 @@ func (w *twinWorld) apply(e twinEntry) any {
 	if err != nil {
 		w.fail("apply of a command from %s: %v", e.from, err)
 	}
+	w.noteRefused(e.cmd, res)
 	if _, err := w.second.Apply(e.at, e.cmd); err != nil {
 		w.fail("apply on the second replica: %v", err)
 	}

@@ -4876,9 +4876,10 @@ type TraceEvent struct {
 	// The group; empty for publish.
 	Group string `protobuf:"bytes,3,opt,name=group,proto3" json:"group,omitempty"`
 	// What: published, duplicate, handed-out, acked, nacked, rejected, extended,
-	// released, lapsed, session-lost, dead-lettered, replayed, discarded, reset.
+	// released, lapsed, session-lost, dead-lettered, replayed, discarded, reset; and
+	// refused: a settlement that came too late and changed nothing.
 	What string `protobuf:"bytes,4,opt,name=what,proto3" json:"what,omitempty"`
-	// The member.
+	// The member; of what was refused, whose hand-out it was.
 	Member string `protobuf:"bytes,5,opt,name=member,proto3" json:"member,omitempty"`
 	// The attempt.
 	Attempt uint32 `protobuf:"varint,6,opt,name=attempt,proto3" json:"attempt,omitempty"`
@@ -4889,7 +4890,7 @@ type TraceEvent struct {
 	// The node that led the partition in that term, and so did it; 0: not known.
 	Node uint64 `protobuf:"varint,9,opt,name=node,proto3" json:"node,omitempty"`
 	// Why it failed: what the member said, or how it ended; of a dead letter, why
-	// its last attempt failed.
+	// its last attempt failed; of what was refused, why.
 	Reason string `protobuf:"bytes,10,opt,name=reason,proto3" json:"reason,omitempty"`
 	// handed-out, extended: the deadline then.
 	Until *timestamppb.Timestamp `protobuf:"bytes,11,opt,name=until,proto3" json:"until,omitempty"`

@@ -2736,14 +2736,15 @@ export type TraceEvent = Message<"strandmq.v1.TraceEvent"> & {
 
   /**
    * What: published, duplicate, handed-out, acked, nacked, rejected, extended,
-   * released, lapsed, session-lost, dead-lettered, replayed, discarded, reset.
+   * released, lapsed, session-lost, dead-lettered, replayed, discarded, reset; and
+   * refused: a settlement that came too late and changed nothing.
    *
    * @generated from field: string what = 4;
    */
   what: string;
 
   /**
-   * The member.
+   * The member; of what was refused, whose hand-out it was.
    *
    * @generated from field: string member = 5;
    */
@@ -2779,7 +2780,7 @@ export type TraceEvent = Message<"strandmq.v1.TraceEvent"> & {
 
   /**
    * Why it failed: what the member said, or how it ended; of a dead letter, why
-   * its last attempt failed.
+   * its last attempt failed; of what was refused, why.
    *
    * @generated from field: string reason = 10;
    */
