@@ -28,6 +28,7 @@ type asked struct {
 	cluster string                    // its id
 	behind  string                    // what it says of too few nodes
 	others  []*strandmqv1.ClusterNode // beside itself
+	peers   []*strandmqv1.NodePeer    // how it sees those
 
 	silent bool                // about the cluster's nodes
 	loses  string              // why it knows nobody who leads the metadata
@@ -40,7 +41,7 @@ type asked struct {
 }
 
 func (a *asked) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
-	return &strandmqv1.NodeInfoResponse{Node: 1, Cluster: a.cluster, Leaderless: a.loses}, nil
+	return &strandmqv1.NodeInfoResponse{Node: 1, Cluster: a.cluster, Leaderless: a.loses, Peers: a.peers}, nil
 }
 
 func (a *asked) DescribeCluster(context.Context, *strandmqv1.DescribeClusterRequest) (*strandmqv1.DescribeClusterResponse, error) {
@@ -112,6 +113,27 @@ func TestDoctorKnowsAStranger(t *testing.T) {
 		if strings.Contains(printed, "NODES_CUT_OFF") {
 			t.Errorf("it is taken for the node:\n%s", printed)
 		}
+	}
+}
+
+// Clocks that differ are told with the nodes, by how much, and what to type; check warns.
+func TestClocksThatDiffer(t *testing.T) {
+	t.Parallel()
+	a := &asked{
+		cluster: "own", others: []*strandmqv1.ClusterNode{{Node: 2}, {Node: 3}},
+		peers: []*strandmqv1.NodePeer{{Node: 2, Up: true, SkewMs: -90_000, ClockOff: true}, {Node: 3, Up: true, SkewMs: 1}},
+	}
+	printed, code := a.run(t, "doctor", "--watch", "0")
+	if want := "WARNING CLOCK_OFF: the clocks of n1 and n2 differ by 1m30s: "; code != exitFailed || !strings.HasPrefix(printed, want) {
+		t.Errorf("exit code %d, and it does not begin with %q:\n%s", code, want, printed)
+	}
+	for _, want := range []string{"  - the clock of n2 is 1m30s behind that of n1\n", "  next: timedatectl "} {
+		if !strings.Contains(printed, want) {
+			t.Errorf("it does not say %q:\n%s", want, printed)
+		}
+	}
+	if printed, code := a.run(t, "check"); code != 1 || !strings.Contains(printed, "WARNING: node n1: its clock and that of n2 differ by 1m30s") {
+		t.Errorf("check: exit code %d:\n%s", code, printed)
 	}
 }
 

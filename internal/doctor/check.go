@@ -133,7 +133,8 @@ func (v *Verdict) nodes(f *Facts, l Limits) {
 			v.add(Failed, "node %s: %s damaged or not served", name, quantity.Some(k, "place"))
 		}
 		if len(n.ClocksOff) > 0 {
-			v.add(Warned, "node %s: its clock and that of %s differ", name, nodeName(n.ClocksOff[0].Node))
+			s := n.ClocksOff[0]
+			v.add(Warned, "node %s: its clock and that of %s differ by %s", name, nodeName(s.Node), rough(s.Ahead.Abs()))
 		}
 	}
 }

@@ -99,9 +99,13 @@ func (d *diagnosis) node(n *Node) {
 	case n.Known && n.Silent > 0 && !n.Answered:
 		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away: nobody has heard of it for %s, since %s, and it did not say that it stops",
 			nodeName(n.ID), rough(n.Silent), clock(d.facts.Now-n.Silent.Milliseconds())))
-		if n.Left != 0 {
+		switch {
+		case n.Left != 0:
 			f.Text = fmt.Sprintf("node %s is away: it was stopped cleanly at %s, %s ago: start it again or, if it is not to come back, remove it",
 				nodeName(n.ID), clock(n.Left), rough(d.ago(n.Left)))
+		case d.forgotten(n):
+			f.Text = fmt.Sprintf("node %s is away: nobody has heard of it for %s, since %s; whether it said that it stops is not among the events any more",
+				nodeName(n.ID), rough(n.Silent), clock(d.facts.Now-n.Silent.Milliseconds()))
 		}
 		f.weigh(uint64(n.Replicas)).began(d.outage(n))
 		if n.State == "lost" {
@@ -167,6 +171,16 @@ func (d *diagnosis) outage(n *Node) int64 {
 	return start
 }
 
+// forgotten tells whether more happened since a node went than the cluster keeps to tell:
+// then a word of the node that it stops is not kept either.
+func (d *diagnosis) forgotten(n *Node) bool {
+	kept := len(d.facts.Events) > 0
+	for _, e := range d.facts.Events {
+		kept = kept && e.Last > d.outage(n)+slack && (e.Node != n.ID || e.Kind != "NODE_SILENT")
+	}
+	return kept
+}
+
 // unheard tells whether nobody hears of a node, which is told of that node.
 func (d *diagnosis) unheard(id uint64) bool {
 	return slices.ContainsFunc(d.facts.Nodes, func(n Node) bool { return n.ID == id && n.Known && n.Silent > 0 })
@@ -225,8 +239,10 @@ func (d *diagnosis) short(node uint64) (n, all int) {
 func (d *diagnosis) clocks() {
 	named := map[uint64]int{}
 	var say []string
+	by := time.Duration(0)
 	for _, n := range d.facts.Nodes {
 		for _, s := range n.ClocksOff {
+			by = max(by, s.Ahead.Abs())
 			named[n.ID]++
 			named[s.Node]++
 			way := "ahead of"
@@ -249,9 +265,9 @@ func (d *diagnosis) clocks() {
 			who = append(who, n.ID)
 		}
 	}
-	about, text := "cluster", fmt.Sprintf("the clocks of %s differ", nodeNames(who))
+	about, text := "cluster", fmt.Sprintf("the clocks of %s differ by %s", nodeNames(who), rough(by))
 	if len(who) == 1 {
-		about, text = "node "+nodeName(who[0]), fmt.Sprintf("the clock of node %s is off", nodeName(who[0]))
+		about, text = "node "+nodeName(who[0]), fmt.Sprintf("the clock of node %s is off by %s", nodeName(who[0]), rough(by))
 	}
 	f := d.add(Warning, ClockOff, about, text+": messages are stamped, and retention goes, by the clock of whoever leads")
 	f.Evidence = say

@@ -102,6 +102,9 @@ func (d *ofGroup) crashes() bool {
 		}
 	}
 	slices.SortStableFunc(order, func(a, b string) int { return who[b] - who[a] })
+	if !ofNodes {
+		d.crashed = order
+	}
 	for _, m := range order[:min(most, len(order))] {
 		f.say("member %s: %s came to nothing", m, quantity.Some(who[m], "delivery"))
 	}
@@ -158,7 +161,7 @@ func (d *ofGroup) keys() (explains bool) {
 		var f *Finding
 		if l.Waiting > 0 {
 			f = d.warn(BlockedKey, "key %s of group %s, topic %s, waits behind a message that %s: it was tried %d times", keyName(l.Key), g.Name, g.Topic, what, l.Attempts)
-			f.say("%s of the key behind offset %d of partition %d; other keys go on", waits(l.Waiting), l.Offset, l.Partition)
+			f.say("%s behind offset %d of partition %d; other keys go on", quantity.Many(l.Waiting, "message of the key waits", "messages of the key wait"), l.Offset, l.Partition)
 		} else {
 			f = d.warn(PoisonMessage, "a message of group %s, topic %s, %s: it was tried %d times", g.Name, g.Topic, what, l.Attempts)
 			f.say("offset %d of partition %d, key %s", l.Offset, l.Partition, keyName(l.Key))

@@ -26,6 +26,7 @@ func (d *diagnosis) group(g *Group) {
 	// Where many fail, those that do so most often are not the cause.
 	explained := of.fails() || of.keys()
 	of.circuitFollows(first)
+	of.silenceFollows(first)
 	if !held && !explained {
 		of.slow()
 	}
@@ -41,6 +42,24 @@ type ofGroup struct {
 	age   time.Duration // of the oldest message that is not settled
 	// blamed is how nearly all ended that opened a circuit: see blame.
 	blamed string
+	// crashed are the members of attempts that came to nothing, and hushed the one that
+	// does not ask for messages.
+	crashed []string
+	hushed  string
+}
+
+// silenceFollows makes a note of a member that does not ask for messages, where it did not
+// answer for those that it had either: its session is only not over yet.
+func (d *ofGroup) silenceFollows(first int) {
+	if d.hushed == "" || !slices.Contains(d.crashed, d.hushed) {
+		return
+	}
+	for i := range d.found[first:] {
+		if f := &d.found[first+i]; f.Cause == MemberSilent {
+			f.Severity = Note
+			f.Text = fmt.Sprintf("member %s of group %s of topic %s does not ask for messages, which follows from %s", d.hushed, d.g.Name, d.g.Topic, ConsumerCrashes)
+		}
+	}
 }
 
 func (d *ofGroup) warn(c Cause, format string, args ...any) *Finding {
@@ -145,7 +164,7 @@ func (d *ofGroup) stands() bool {
 	if s, waiting, ok := d.silent(); ok && d.age >= d.behind {
 		who := "the member that it belongs to"
 		if s.Member != "" {
-			who = "member " + s.Member
+			who, d.hushed = "member "+s.Member, s.Member
 		}
 		f := d.warn(MemberSilent, "%s has a session in group %s of topic %s and does not ask for messages", who, g.Name, g.Topic)
 		f.say("partition %d, %s from offset %d on: %s", s.Partition, waits(waiting), s.Offset, s.Text)

@@ -105,6 +105,14 @@ func TestDiagnose(t *testing.T) {
 			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute, Left: now - 61_000}
 			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}
 		}, "NODE_DOWN", "it was stopped cleanly at " + clock(now-61_000) + ", 1m1s ago: start it again or"},
+		{"a node went before all that is kept", func(f *Facts, _ *Group) {
+			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Hour}
+			f.Events = []Event{{Kind: "MEMBER_AWAY", Topic: "orders", Group: "billing", Count: 1, First: now - 60_000, Last: now - 60_000}}
+		}, "NODE_DOWN", "whether it said that it stops is not among the events any more"},
+		{"a node went, and that is kept", func(f *Facts, _ *Group) {
+			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Hour}
+			f.Events = []Event{{Kind: "NODE_SILENT", Node: 3, Count: 1, First: now - 3_590_000, Last: now - 3_590_000}}
+		}, "NODE_DOWN", "it did not say that it stops"},
 		{"another cluster at a node's address", func(f *Facts, _ *Group) {
 			f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute, Foreign: true}
 			f.Nodes[0].Deaf, f.Nodes[1].Deaf = []uint64{3}, []uint64{3}
@@ -128,11 +136,11 @@ func TestDiagnose(t *testing.T) {
 			f.Nodes[0].ClocksOff = []Skew{{2, time.Minute}}
 			f.Nodes[1].ClocksOff = []Skew{{1, -time.Minute}, {3, -time.Minute}}
 			f.Nodes[2].ClocksOff = []Skew{{2, time.Minute}}
-		}, "CLOCK_OFF", "clock of node n2 is off"},
+		}, "CLOCK_OFF", "clock of node n2 is off by 1m"},
 		{"clocks of two differ", func(f *Facts, _ *Group) {
 			f.Nodes = f.Nodes[:2]
 			f.Nodes[0].ClocksOff = []Skew{{2, time.Minute}}
-		}, "CLOCK_OFF", "clocks of n1 and n2 differ"},
+		}, "CLOCK_OFF", "clocks of n1 and n2 differ by 1m"},
 		{"the disk fills", func(f *Facts, g *Group) {
 			f.Nodes[1].Disk.Free = 5 << 30
 			f.Topics[0].Partitions[2].HeldBy, f.Topics[0].Partitions[2].HeldBytes = "billing", 512<<20

@@ -82,6 +82,28 @@ func TestSilentMemberBesideABusyOne(t *testing.T) {
 	}
 }
 
+// A member that crashed has a session until it times out: that is not the cause.
+func TestSilentMemberThatCrashed(t *testing.T) {
+	for member, want := range map[string]string{"crashed": "CONSUMER_CRASHES MEMBER_SILENT", "hung": "MEMBER_SILENT CONSUMER_CRASHES"} {
+		f := three()
+		g := &f.Groups[0]
+		behind(g)
+		g.Members = []Member{{Name: member}}
+		g.Stalls = unasked(member)
+		for o := range uint64(3) {
+			g.Suspects = append(g.Suspects, Letter{Offset: o, Attempts: 1, History: []Attempt{{Member: "crashed", Took: g.Deadline, Ended: now - 5000, Outcome: "lapse"}}})
+		}
+		var causes []string
+		found := Diagnose(f, Options{})
+		for _, x := range found {
+			causes = append(causes, string(x.Cause))
+		}
+		if got := strings.Join(causes, " "); got != want || found[0].Severity != Warning || (found[1].Severity == Note) != (member == "crashed") {
+			t.Errorf("%s: %s, want %s: %+v", member, got, want, found)
+		}
+	}
+}
+
 // What is said of slow handlers goes with the figures beside it.
 func TestSlowHandlersSayWhatIsSo(t *testing.T) {
 	for _, c := range []struct {
