@@ -94,7 +94,7 @@ func (d *diagnosis) node(n *Node) {
 		f.say("nobody has heard of it for %s; short of their replica on it: %d of %s", rough(n.Silent), short, quantity.Some(whole, "partition"))
 		f.next("strandmq node --server %s    # who is there", n.API)
 		f.next("%s    # on its machine, in place of that one, if it has its folder", startAgain(n.API))
-		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
+		d.decide(f, "strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
 		return
 	case n.Known && n.Silent > 0 && !n.Answered:
 		f := d.add(Critical, NodeDown, about, fmt.Sprintf("node %s is away: nobody has heard of it for %s, since %s, and it did not say that it stops",
@@ -116,11 +116,11 @@ func (d *diagnosis) node(n *Node) {
 		f.next("strandmq cluster status")
 		if n.Left != 0 {
 			f.next("%s    # on its machine", startAgain(n.API))
-			f.next("strandmq cluster drain %d --dry-run    # if it is not to come back; then cluster remove", n.ID)
+			d.decide(f, "strandmq cluster drain %d --dry-run    # if it is not to come back; then cluster remove", n.ID)
 			return
 		}
 		f.next("%s    # on its machine, if it stopped", startAgain(n.API))
-		f.next("strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
+		d.decide(f, "strandmq cluster replace %d --dry-run    # if its disk is lost", n.ID)
 		return
 	case n.Known && n.Silent > 0:
 		f := d.add(Critical, NodesCutOff, about, fmt.Sprintf("node %s answers, and the other nodes have not heard of it for %s: the network between them is cut, or its --peer-listen cannot be reached", nodeName(n.ID), rough(n.Silent)))
@@ -151,6 +151,13 @@ func (d *diagnosis) node(n *Node) {
 	if deaf := slices.DeleteFunc(slices.Clone(n.Deaf), d.unheard); len(deaf) > 0 {
 		d.add(Warning, NodesCutOff, about, fmt.Sprintf("node %s does not hear of %s, which others do hear of: the network between them is cut", nodeName(n.ID), nodeNames(deaf))).
 			began(d.outage(n)).next("strandmq node%s", at)
+	}
+}
+
+// decide adds a command that the metadata log has to take, if enough nodes are there for it.
+func (d *diagnosis) decide(f *Finding, format string, args ...any) {
+	if d.facts.Cluster.Behind == "" {
+		f.next(format, args...)
 	}
 }
 

@@ -43,21 +43,25 @@ type ofGroup struct {
 	// blamed is how nearly all ended that opened a circuit: see blame.
 	blamed string
 	// crashed are the members of attempts that came to nothing, and hushed the one that
-	// does not ask for messages.
+	// does not ask for messages and has a name.
 	crashed []string
 	hushed  string
 }
 
-// silenceFollows makes a note of a member that does not ask for messages, where it did not
-// answer for those that it had either: its session is only not over yet.
+// silenceFollows makes a note of members that do not ask for messages, where that follows:
+// one that did not answer for those that it had is gone, and its session is only not over
+// yet; where deliveries lapse before they are handled, it is at work on what it has not any
+// more.
 func (d *ofGroup) silenceFollows(first int) {
-	if d.hushed == "" || !slices.Contains(d.crashed, d.hushed) {
-		return
+	cause := Cause("")
+	if slices.ContainsFunc(d.found[first:], func(f Finding) bool { return f.Cause == DeadlineTooShort }) {
+		cause = DeadlineTooShort
+	} else if d.hushed != "" && slices.Contains(d.crashed, d.hushed) {
+		cause = ConsumerCrashes
 	}
 	for i := range d.found[first:] {
-		if f := &d.found[first+i]; f.Cause == MemberSilent {
-			f.Severity = Note
-			f.Text = fmt.Sprintf("member %s of group %s of topic %s does not ask for messages, which follows from %s", d.hushed, d.g.Name, d.g.Topic, ConsumerCrashes)
+		if f := &d.found[first+i]; f.Cause == MemberSilent && cause != "" {
+			f.Severity, f.Text = Note, f.Text+", which follows from "+string(cause)
 		}
 	}
 }

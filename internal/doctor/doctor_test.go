@@ -369,6 +369,26 @@ func TestSessionsThatEndWithANode(t *testing.T) {
 	}
 }
 
+// A command that nobody can decide on is not advised.
+func TestAdviceWithoutAQuorum(t *testing.T) {
+	for _, behind := range []string{"", "too few nodes are there"} {
+		f := three()
+		f.Cluster.Behind = behind
+		f.Nodes[1] = Node{ID: 2, Known: true, Silent: time.Minute, Left: now - 61_000}
+		f.Nodes[2] = Node{ID: 3, Known: true, Silent: time.Minute}
+		var next []string
+		for _, x := range Diagnose(f, Options{}) {
+			next = append(next, x.Next...)
+		}
+		all := strings.Join(next, "\n")
+		for _, c := range []string{"cluster drain 2", "cluster replace 3"} {
+			if strings.Contains(all, c) != (behind == "") {
+				t.Errorf("with %q it advises:\n%s", behind, all)
+			}
+		}
+	}
+}
+
 // A node is started again where clients find it, and only on its own folder.
 func TestNodesAreStartedOnTheirFolder(t *testing.T) {
 	for what, n := range map[string]Node{

@@ -104,6 +104,19 @@ func TestSilentMemberThatCrashed(t *testing.T) {
 	}
 }
 
+// Where messages lapse before they are handled, who is at work on them holds nothing.
+func TestSilentMemberAtWorkOnWhatLapsed(t *testing.T) {
+	f := three()
+	g := &f.Groups[0]
+	behind(g)
+	g.Members, g.Stalls = []Member{{Name: "m"}}, unasked("")
+	g.Now.Late, g.Now.LateMs, g.Now.Lapsed = 3, 300_000, 3
+	found := Diagnose(f, Options{})
+	if len(found) != 2 || found[0].Cause != DeadlineTooShort || found[1].Cause != MemberSilent || found[1].Severity != Note {
+		t.Errorf("%+v", found)
+	}
+}
+
 // What is said of slow handlers goes with the figures beside it.
 func TestSlowHandlersSayWhatIsSo(t *testing.T) {
 	for _, c := range []struct {
