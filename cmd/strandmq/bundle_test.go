@@ -87,10 +87,14 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	until(t, "an event", func() bool {
 		return len(granted(t, p.api.cluster.ListEvents, &strandmqv1.ListEventsRequest{Kind: "KEY_PARKED"}).GetEvents()) > 0
 	})
-	files, talk, code := bundled(t, strings.Replace(url, "http://", "http://user:SECRETPASSWORD@", 1))
-	if code != exitDone {
-		t.Errorf("exit code %d: %s", code, talk)
-	}
+	var files map[string]string
+	until(t, "all to be asked", func() bool { // what has not answered after seconds is left out
+		var talk string
+		var code int
+		files, talk, code = bundled(t, strings.Replace(url, "http://", "http://user:SECRETPASSWORD@", 1))
+		t.Log(talk)
+		return code == exitDone
+	})
 	for name, text := range files {
 		for _, secret := range append(tokens, "SECRET", "secretheader", "PRIVATE KEY", "CERTIFICATE") {
 			if i := strings.Index(name+text, secret); i >= 0 {

@@ -1,18 +1,49 @@
 package broker
 
 import (
+	"io/fs"
+	"maps"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"testing"
 
 	"github.com/strandmq/strandmq/partition"
 )
 
-// copyFolder copies a data folder as an operator does, with cp.
+// copyFolder copies a data folder as an operator does, with cp, as it was at one moment: it
+// is copied again where files came, grew or went meanwhile, since a node works in it.
 func copyFolder(t *testing.T, from, to string) {
 	t.Helper()
-	if out, err := exec.Command("cp", "-a", from+"/.", to).CombinedOutput(); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	inTime(t, "a copy of a folder at rest", func() bool {
+		before := filesIn(from)
+		if err := os.RemoveAll(to); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.Command("cp", "-a", from, to).CombinedOutput()
+		if !maps.Equal(before, filesIn(from)) {
+			return false
+		}
+		if err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		return true
+	})
+}
+
+// filesIn are the files below a folder with their sizes.
+func filesIn(folder string) map[string]int64 {
+	sizes := map[string]int64{}
+	_ = filepath.WalkDir(folder, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return nil //nolint:nilerr // it went meanwhile, and another look says so
+		}
+		if info, err := d.Info(); err == nil {
+			sizes[path] = info.Size()
+		}
+		return nil
+	})
+	return sizes
 }
 
 // An older copy of a node's data folder never becomes the node: not while that runs,
