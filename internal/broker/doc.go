@@ -7,7 +7,7 @@
 //
 //	            HTTP/1.1, h2c: Connect, gRPC, gRPC-Web, JSON
 //	                             │
-//	guard: host, origin, content type, size, time ──► probes, /metrics
+//	guard: request id, host, origin, content type, size, time ──► probes, /metrics
 //	                             │
 //	         *_api.go: validate, call, translate the error
 //	           (streams: publishStream and attendant, with their flow)
@@ -24,6 +24,9 @@
 // a pipe, in one lane for each partition (lane.go); a stream of deliveries gathers
 // from several nodes (gather.go); what changes the map is passed on to whoever
 // leads the metadata log (control.go).
+//
+// Every call has a request id (request.go), which goes along in its context: to the
+// nodes that are asked for it, and into what is logged for it.
 //
 // It promises that an answer which says stored or settled is given after the
 // log says so; that every refusal has a reason of the table (docs/errors.md);

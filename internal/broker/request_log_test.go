@@ -11,6 +11,7 @@ import (
 
 	"connectrpc.com/connect"
 
+	"github.com/strandmq/strandmq/partition"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -109,6 +110,31 @@ func TestRequestsInTheLog(t *testing.T) {
 	one("fault", "ERROR", map[string]string{"method": "/strandmq.v1.PublishService/Publish", "msg": "panic in a call", "trace_id": aTrace})
 	got := p.do("POST", "/v1/topics/t/messages", octets, "x", "X-Request-Id", "plain fault is replaced").refused(500, "INTERNAL")
 	one(got.RequestID, "ERROR", map[string]string{"msg": "panic in a call"})
+}
+
+// What a call begins and the node finishes, whether its caller waits or not, is still
+// done for the call.
+func TestRequestsOfWhatIsFinished(t *testing.T) {
+	c := startCluster(t, func(partition.PartitionID) partition.NodeID { return edgeNode })
+	came := make(chan *request, 100)
+	h := c.edge.nodeHandler()
+	c.serve(edgeNode, http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if strings.HasSuffix(r.URL.Path, "/LogGroup") {
+			came <- requestFrom(r.Header)
+		}
+		h.ServeHTTP(w, r)
+	}))
+	a := saidBy(t, c.owner, "mine")
+	a.topic(t, "t", 1)
+	a.group(t, "t", "g", nil)
+	select {
+	case q := <-came:
+		if q.id != "mine" || q.trace() != aTrace {
+			t.Fatalf("the group is logged for %+v", q)
+		}
+	default:
+		t.Fatal("the group is there, and no other node was asked to log it")
+	}
 }
 
 // Calls that go to another node have the same id there, and the same trace.
