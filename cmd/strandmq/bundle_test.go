@@ -145,13 +145,15 @@ func TestBundleNamesWhoIsAway(t *testing.T) {
 	t.Parallel()
 	f := startSquadron(t, loopback(t, 3))
 	f.nodes[2].kill()
-	files, talk, code := bundled(t, "http://"+f.nodes[2].listen+","+f.nodes[0].url)
-	if code != exitFailed || !strings.Contains(files["MANIFEST"], "  node n3: ") || !strings.Contains(talk, "node n3") {
-		t.Errorf("exit code %d: %s\n%s", code, talk, files["MANIFEST"])
-	}
-	for _, name := range []string{"nodes/n1/metrics.txt", "nodes/n2/metrics.txt", "nodes/n2/info.json", "events.json"} {
-		if files[name] == "" {
-			t.Errorf("%s is missing:\n%s", name, files["MANIFEST"])
+	until(t, "the others in it, and the one that is away named", func() bool { // one that is slow may be left out
+		files, talk, code := bundled(t, "http://"+f.nodes[2].listen+","+f.nodes[0].url)
+		has := code == exitFailed && strings.Contains(files["MANIFEST"], "  node n3: ") && strings.Contains(talk, "node n3")
+		for _, name := range []string{"nodes/n1/metrics.txt", "nodes/n2/metrics.txt", "nodes/n2/info.json", "events.json"} {
+			has = has && files[name] != ""
 		}
-	}
+		if !has {
+			t.Logf("exit code %d: %s\n%s", code, talk, files["MANIFEST"])
+		}
+		return has
+	})
 }
