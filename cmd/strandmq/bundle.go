@@ -42,8 +42,8 @@ func (a *app) debugBundle() *cobra.Command {
 		Use:   "bundle",
 		Short: "Write a file for whoever helps: state, findings and metrics, without messages",
 		Long: `Writes one file with what there is to know about a cluster: versions, nodes, events,
-topics, groups, what doctor sees and finds, and the metrics of every node that answers. It has
-no bodies, headers, keys or ids of messages, no reasons that handlers gave (they are
+topics, groups, what doctor sees and finds, and the metrics of every node that answers, with
+stacks, heap and processor profile of those that run with serve --profiles. It has no bodies, headers, keys or ids of messages, no reasons that handlers gave (they are
 numbered instead), no tokens and no certificates. Names of topics, groups and members,
 and addresses of nodes, are in it. MANIFEST says what is in it and what is not.
 
@@ -106,6 +106,7 @@ type bundle struct {
 	tar     *tar.Writer
 	files   []string // with what they are, for the manifest
 	missing []doctor.Unreached
+	bare    []string // nodes that tell no profiles
 	bytes   int
 }
 
@@ -176,6 +177,9 @@ func (b *bundle) close() error {
 	if len(b.missing) == 0 {
 		m.WriteString("  nothing: all was asked\n")
 	}
+	if len(b.bare) > 0 {
+		m.WriteString("\nNo profiles of " + strings.Join(b.bare, ", ") + ": a node that is started with --profiles gives them to programs on its machine.\nSIGQUIT prints its stacks into its log, and ends it.\n")
+	}
 	m.WriteString(`
 Left out on purpose:
   bodies, headers, keys and ids of messages, and reasons that handlers gave: the same text has the same number (key-1, reason-2)
@@ -183,7 +187,6 @@ Left out on purpose:
 
 Not to be had over the API; add it by hand:
   the log of each node, and the command line that it was started with
-  stacks of goroutines and heaps: a broker serves no profiles. SIGQUIT prints the stacks into its log, and ends it
 `)
 	return errors.Join(b.add("MANIFEST", "this page", []byte(m.String())), b.tar.Close(), b.zip.Close())
 }
@@ -240,10 +243,34 @@ func (b *bundle) node(q *inquiry, name, server string) error {
 		{"/metrics", "metrics.txt", "all its metrics"},
 		{"/readyz?verbose", "readyz.txt", "whether it takes calls, and why not"},
 	} {
-		text, err := fetch(q.ctx, server+page.path)
+		text, _, err := fetch(q.ctx, server+page.path)
 		if err != nil {
 			b.without(page.path+" of node "+name, err)
 		} else if err := b.add(folder+page.file, page.what, text); err != nil {
+			return err
+		}
+	}
+	return b.profiles(q.ctx, name, server, folder)
+}
+
+// profiles adds what one node's process does, if it was started to tell.
+func (b *bundle) profiles(ctx context.Context, name, server, folder string) error {
+	for _, p := range []struct{ path, file, what string }{
+		{"goroutine", "goroutines.txt", "what its goroutines do: stacks, counted"},
+		{"heap", "heap.pprof", "what is in its memory, by where it came from: go tool pprof -top"},
+		{"profile?seconds=1", "cpu.pprof", "where its processor's time went for a second: go tool pprof -top"},
+	} {
+		text, status, err := fetch(ctx, server+"/debug/pprof/"+p.path)
+		switch {
+		case err == nil && status == http.StatusNotFound:
+			b.bare = append(b.bare, name)
+			return nil
+		case err == nil && status != http.StatusOK:
+			err = fmt.Errorf("it answers with status %d", status)
+		}
+		if err != nil {
+			b.without(p.file+" of node "+name, err)
+		} else if err := b.add(folder+p.file, p.what, text); err != nil {
 			return err
 		}
 	}
@@ -254,19 +281,20 @@ func (b *bundle) node(q *inquiry, name, server string) error {
 const mostPage = 32 << 20
 
 // fetch gets a page of a node.
-func fetch(ctx context.Context, url string) ([]byte, error) {
+func fetch(ctx context.Context, url string) (page []byte, status int, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*answerTime) // a scrape reads from every partition
 	defer cancel()
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, http.NoBody)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	res, err := http.DefaultClient.Do(req)
 	if err != nil {
-		return nil, err
+		return nil, 0, err
 	}
 	defer res.Body.Close()
-	return io.ReadAll(io.LimitReader(res.Body, mostPage))
+	page, err = io.ReadAll(io.LimitReader(res.Body, mostPage))
+	return page, res.StatusCode, err
 }
 
 // holdings adds the cluster, its events, its topics and its groups.

@@ -15,6 +15,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/internal/broker"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -57,7 +58,7 @@ func bundled(t *testing.T, url string, args ...string) (files map[string]string,
 // Secrets are planted wherever a publisher, a handler or an operator may put one, and none
 // is in the bundle; what one needs is.
 func TestBundleHasNoSecrets(t *testing.T) {
-	url := ward(t, t.TempDir()).URL()
+	url := ward(t, t.TempDir(), func(c *broker.Config) { c.Profiles = true }).URL()
 	t.Setenv("STRANDMQ_JOIN_TOKEN", "smq-join-SECRETJOIN")
 	const hour = 3_600_000
 	p := at(t, url, "orders", &strandmqv1.GroupPolicy{MaxAttempts: proto.Uint32(3), BackoffMs: proto.Int64(1), BackoffMaxMs: proto.Int64(hour), OnExhaustion: strandmqv1.OnExhaustion_ON_EXHAUSTION_PARK})
@@ -96,6 +97,17 @@ func TestBundleHasNoSecrets(t *testing.T) {
 		return code == exitDone
 	})
 	for name, text := range files {
+		if strings.HasSuffix(name, ".pprof") {
+			zip, err := gzip.NewReader(strings.NewReader(text))
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			plain, err := io.ReadAll(zip)
+			if err != nil {
+				t.Fatalf("%s: %v", name, err)
+			}
+			text = string(plain)
+		}
 		for _, secret := range append(tokens, "SECRET", "secretheader", "PRIVATE KEY", "CERTIFICATE") {
 			if i := strings.Index(name+text, secret); i >= 0 {
 				t.Errorf("%s has a secret: %s", name, (name + text)[max(0, i-100):min(len(name+text), i+100)])
@@ -105,6 +117,7 @@ func TestBundleHasNoSecrets(t *testing.T) {
 	for name, want := range map[string]string{
 		"version.json": `"go":`, "environment.json": `"STRANDMQ_JOIN_TOKEN": "(set)"`, "cluster.json": `"nodes":`,
 		"nodes/n1/info.json": `"totalBytes":`, "nodes/n1/metrics.txt": "strandmq_build_info", "nodes/n1/readyz.txt": "[+] store",
+		"nodes/n1/goroutines.txt": "goroutine profile: total ", "nodes/n1/heap.pprof": "\x1f\x8b", "nodes/n1/cpu.pprof": "\x1f\x8b",
 		"events.json": `"kind": "KEY_PARKED"`, "topics/orders.json": `"endOffset": "4"`, "groups/orders/g.json": `"reason": "PARKED"`, "groups.json": `"maxAttempts": 3`,
 		"doctor/facts.json": "key-1", "doctor/findings.json": "PARKED", "MANIFEST": "nothing: all was asked",
 	} {
@@ -147,7 +160,7 @@ func TestBundleNamesWhoIsAway(t *testing.T) {
 	f.nodes[2].kill()
 	until(t, "the others in it, and the one that is away named", func() bool { // one that is slow may be left out
 		files, talk, code := bundled(t, "http://"+f.nodes[2].listen+","+f.nodes[0].url)
-		has := code == exitFailed && strings.Contains(files["MANIFEST"], "  node n3: ") && strings.Contains(talk, "node n3")
+		has := code == exitFailed && strings.Contains(files["MANIFEST"], "  node n3: ") && strings.Contains(talk, "node n3") && strings.Contains(files["MANIFEST"], "\nNo profiles of n1, n2: ")
 		for _, name := range []string{"nodes/n1/metrics.txt", "nodes/n2/metrics.txt", "nodes/n2/info.json", "events.json"} {
 			has = has && files[name] != ""
 		}

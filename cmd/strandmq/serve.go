@@ -22,6 +22,7 @@ type serveFlags struct {
 	reserve, memory, streams, move sizeFlag
 	session                        spanFlag
 	detailed, tied, existing       bool
+	profiles                       bool
 	cluster                        clusterFlags
 }
 
@@ -80,7 +81,7 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 			Cluster: cluster, Existing: f.existing,
 			DataDir: f.data, Listen: f.listen, AllowedHosts: f.hosts, AllowedOrigins: f.origins, Logger: log,
 			Version: versionText(), SessionTimeout: f.session.d, DiskReserve: reserve, StreamMemory: f.streams.n,
-			MetricsPerPartition: f.detailed,
+			MetricsPerPartition: f.detailed, Profiles: f.profiles,
 		}
 		if f.streams.n == 0 {
 			return usagef("--stream-memory 0: streams hold what is on its way; use 16MiB or more")
@@ -136,6 +137,7 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 	fl.Lookup("memory").DefValue = "none"
 	fl.Var(&f.move, "move-rate", "how many bytes a second this node sends of replicas that move or are made anew on other nodes; 0: as fast as it can")
 	fl.BoolVar(&f.detailed, metricsPerPartition, false, "add series of single partitions to /metrics: 5 for each that the node leads, and 2 for each group there")
+	fl.BoolVar(&f.profiles, "profiles", false, "give programs on this machine profiles at /debug/pprof/ (goroutine, heap, profile): 'debug bundle' takes them")
 	fl.BoolVar(&f.tied, untilEOF, false, "stop, too, when standard input ends: a broker that a program starts, with a pipe there, ends with it")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")

@@ -63,6 +63,8 @@ type Broker struct {
 	api      http.Handler // what the server serves, without the guard
 	started  atomic.Bool
 
+	profiling sync.Mutex // held while a profile is made
+
 	// serving ends when Close begins: what waits answers. calls ends when
 	// Close stops waiting: what is left is cut.
 	serving     context.Context

@@ -99,6 +99,11 @@ type Config struct {
 	// labels. Default: off, since many partitions are many series.
 	MetricsPerPartition bool
 
+	// Profiles lets callers on this machine take profiles of the process at /debug/pprof/:
+	// goroutine, heap, and profile, which watches the processor's time for 10 s at most.
+	// Default: off, since they show the program's insides and cost some of its time.
+	Profiles bool
+
 	// RetentionEvery is how often it is looked for messages that are no longer to
 	// be kept. Default 1 s; 1 ms to 1 h. A topic's limit of bytes is passed by what
 	// is published meanwhile.

@@ -122,7 +122,7 @@ func (g *guard) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	plainly := strings.HasPrefix(r.URL.Path, httpapi.Prefix)
-	if plainly && fetchedFromElsewhere(r) {
+	if (plainly || strings.HasPrefix(r.URL.Path, profilePath)) && fetchedFromElsewhere(r) {
 		g.refuse(w, r, http.StatusForbidden, g.guests.refusal(r))
 		return
 	}

@@ -83,6 +83,7 @@ func (b *Broker) routes() http.Handler {
 	mux.Handle(httpapi.Prefix, httpapi.New(httpapi.Config{Calls: mux, Row: rowFor, Rejected: b.refused, Panicked: b.panicked, WriteTime: b.cfg.TransferTime, Topic: b.plainTopic, Stream: b.plainStream}))
 
 	mux.Handle("GET /metrics", b.metrics.handler(b.collect))
+	mux.HandleFunc("GET "+profilePath+"{what}", b.profile)
 	b.probes(mux)
 	mux.HandleFunc("/", b.other)
 	return mux
