@@ -104,6 +104,11 @@ func (a *app) askMessage(ctx context.Context, req *strandmqv1.TraceRequest, grou
 			Key: keyText(x.GetMessage()), ID: x.GetMessage().GetId(), Published: unixMillis(x.GetMessage().GetPublishTime()),
 			Cut: x.GetCut(), Courses: courses(x, group),
 		}
+		for _, e := range x.GetEvents() {
+			if e.GetWhat() == "duplicate" {
+				m.Repeats++
+			}
+		}
 		at := fmt.Sprintf("offset %d of partition %d", m.Offset, m.Place.Number)
 		switch {
 		case m.Cut > 0:

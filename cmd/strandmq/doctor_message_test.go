@@ -53,6 +53,14 @@ func TestDoctorSeesWhyAMessageCameTwice(t *testing.T) {
 	if _, whole, _ := examine(t, url, args...); !strings.Contains(whole, "since its ack came too late, or never") || !strings.Contains(whole, "acks after the deadline of 100ms among them: ") {
 		t.Errorf("an ack that came too late:\n%s", whole)
 	}
+
+	// A publisher that tries again with the id stored nothing more, which is no fault.
+	p = at(t, url, "dropped", nil)
+	again := &strandmqv1.PublishRequest{Topic: p.topic, Messages: []*strandmqv1.Message{{KeyKind: &strandmqv1.Message_Key{Key: "a"}, Id: "a-1", Body: &strandmqv1.Message_Text{Text: "x"}}}}
+	granted(t, p.api.publish.Publish, again)
+	granted(t, p.api.publish.Publish, again)
+	granted(t, p.api.groups.DeleteGroup, &strandmqv1.DeleteGroupRequest{Topic: p.topic, Group: "g", Confirm: "g"})
+	names(t, url, doctor.RepeatDropped, exitDone, "--topic", p.topic, "--id", "a-1")
 	for _, args := range [][]string{{"--id", "a-1"}, {"--topic", "late", "--id", "a-1", "--partition", "0"}, {"--topic", "late", "--offset", "0"}} {
 		if _, whole, code := examine(t, url, args...); code != exitUsage {
 			t.Errorf("%v: exit code %d: %s", args, code, whole)

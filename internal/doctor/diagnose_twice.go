@@ -16,6 +16,10 @@ func (d *diagnosis) message(m *Message) {
 	if len(m.Copies) > 0 {
 		d.copies(m, about)
 	}
+	if m.Repeats > 0 {
+		d.add(Note, RepeatDropped, about, fmt.Sprintf("%s was published %s more under its id, and those stored nothing: one that had the same body got the first receipt, and another body was refused", about, quantity.Some(m.Repeats, "time"))).
+			next("strandmq trace %s --partition %d --offset %d", m.Place.Topic, m.Place.Number, m.Offset)
+	}
 	for i := range m.Courses {
 		d.course(m, &m.Courses[i], about)
 	}

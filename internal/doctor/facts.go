@@ -141,6 +141,7 @@ type Message struct {
 	Published int64
 	Copies    []Copy // besides it, of the same key and body, published at about the time
 	Cut       uint64 // events of its life that were not looked at
+	Repeats   uint64 // publishes of its id that stored nothing
 	Courses   []Course
 }
 

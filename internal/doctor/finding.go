@@ -63,6 +63,7 @@ const (
 	DiskFilling     Cause = "DISK_FILLING"
 	DiskSlow        Cause = "DISK_SLOW"
 	PublishedTwice  Cause = "PUBLISHED_TWICE"
+	RepeatDropped   Cause = "REPEAT_DROPPED"
 	DeliveredAgain  Cause = "DELIVERED_AGAIN"
 
 	Paused           Cause = "PAUSED"
@@ -92,7 +93,7 @@ const (
 func Causes() []Cause {
 	return []Cause{
 		NoQuorum, DiskStuck, DiskFull, Damaged, NewerFormat, NodeDown, NodeStuck, NodesCutOff, UnderReplicated, PublishRefused,
-		ClockOff, DiskFilling, DiskSlow, PublishedTwice, DeliveredAgain,
+		ClockOff, DiskFilling, DiskSlow, PublishedTwice, RepeatDropped, DeliveredAgain,
 		Paused, CircuitOpen, NoMembers, MemberSilent, DeferredLimit, DeadlineTooShort, ConsumerCrashes, PoisonMessage, BlockedKey,
 		HandlerFails, StaleAcks, TooFewPartitions, HotKey, SlowHandlers, HoldLimit, FallingBehind, Parked, Expired, ExpiresSoon, DeadLetters, CatchingUp,
 	}

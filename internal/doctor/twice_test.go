@@ -34,6 +34,9 @@ func TestWhyAMessageCameTwice(t *testing.T) {
 			nack := Attempt{Member: "m", Took: time.Second, Ended: now, Outcome: "nack", Reason: "no funds"}
 			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 3, Failed: []Attempt{nack, nack}, Again: []string{"it was replayed", "it was replayed"}}}
 		}, "DELIVERED_AGAIN", []string{"3 times, since its handler gave it back and it was replayed", `("no funds")`}},
+		{"published again under its id", func(_ *Facts, m *Message) {
+			m.ID, m.Repeats = "a", 2
+		}, "REPEAT_DROPPED", []string{"was published 2 times more under its id, and those stored nothing", "trace orders --partition 2 --offset 7"}},
 		{"not all of its life was looked at", func(_ *Facts, m *Message) {
 			m.Cut, m.Courses = 7, []Course{{Group: "billing", State: "acked", HandedOut: 2}}
 		}, "DELIVERED_AGAIN", []string{"at least 2 times"}},
