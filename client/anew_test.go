@@ -10,6 +10,7 @@ import (
 
 	"github.com/strandmq/strandmq/client"
 	"github.com/strandmq/strandmq/client/strandmqtest"
+	"github.com/strandmq/strandmq/internal/heldport"
 )
 
 // anew deletes a topic and makes another one of its name.
@@ -135,7 +136,7 @@ func TestConsumeATopicMadeAnew(t *testing.T) {
 	stop := runs(t, consumer(t, c, "orders", "g", client.WithCreateGroup()), count)
 	publishes(t, b.Client, "orders", 20, 5)
 	until(t, "the second topic's messages", func() bool { return handled.Load() == 20 })
-	r.lead(t, "http://127.0.0.1:1") // a port that nothing listens on
+	r.lead(t, "http://"+heldport.Address(t)) // a port that nothing listens on
 	r.cut()
 	anew(t, b, "orders", 2)
 	publishes(t, b.Client, "orders", 20, 5)

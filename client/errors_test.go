@@ -14,6 +14,7 @@ import (
 
 	"github.com/strandmq/strandmq/client"
 	"github.com/strandmq/strandmq/client/strandmqtest"
+	"github.com/strandmq/strandmq/internal/heldport"
 )
 
 // Every reason that has a name here is in the table of errors.
@@ -50,14 +51,15 @@ func TestReasonsAreReal(t *testing.T) {
 
 // What is no broker, and what is not there, is told in words.
 func TestNobodyThere(t *testing.T) {
-	r := newRelay(t, "http://127.0.0.1:1") // a port that nothing listens on
+	nobody := "http://" + heldport.Address(t) // a port that nothing listens on
+	r := newRelay(t, nobody)
 	_, err := client.Dial(within(t), []string{r.URL}, client.WithRetryFor(50*time.Millisecond))
 	if err == nil || !client.Retryable(err) {
 		t.Errorf("a connection that breaks: %v", err)
 	}
-	_, err = client.Dial(within(t), []string{"http://127.0.0.1:1"}, client.WithRetryFor(0))
+	_, err = client.Dial(within(t), []string{nobody}, client.WithRetryFor(0))
 	var e *client.Error
-	if !errors.As(err, &e) || !strings.Contains(e.Message, "no broker answers at http://127.0.0.1:1") {
+	if !errors.As(err, &e) || !strings.Contains(e.Message, "no broker answers at "+nobody) {
 		t.Errorf("nobody listens: %v", err)
 	}
 }
@@ -65,13 +67,14 @@ func TestNobodyThere(t *testing.T) {
 // When the caller does not wait to the end, what kept the broker from answering is told
 // with it.
 func TestDialGivenUp(t *testing.T) {
+	nobody := "http://" + heldport.Address(t)
 	ctx, cancel := context.WithCancelCause(within(t))
 	defer cancel(nil)
 	// It has asked at least once when it says that it asks again.
 	log := slog.New(tells(func(string) { cancel(errors.New("enough")) }))
-	_, err := client.Dial(ctx, []string{"http://127.0.0.1:1"}, client.WithRetryFor(time.Hour), client.WithLogger(log))
+	_, err := client.Dial(ctx, []string{nobody}, client.WithRetryFor(time.Hour), client.WithLogger(log))
 	var e *client.Error
-	if !errors.Is(err, context.Canceled) || !errors.As(err, &e) || !strings.Contains(e.Message, "no broker answers at http://127.0.0.1:1") || !client.Retryable(err) {
+	if !errors.Is(err, context.Canceled) || !errors.As(err, &e) || !strings.Contains(e.Message, "no broker answers at "+nobody) || !client.Retryable(err) {
 		t.Errorf("%v", err)
 	}
 	// A broker that takes the connection and says nothing.

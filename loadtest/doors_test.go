@@ -4,6 +4,8 @@ import (
 	"slices"
 	"testing"
 	"time"
+
+	"github.com/strandmq/strandmq/internal/heldport"
 )
 
 // The node that a run is at dies: calls and streams go on at another, and stay there when
@@ -12,7 +14,7 @@ func TestFollowsToAnotherNode(t *testing.T) {
 	first, second := &wired{b: newTextbook()}, &wired{b: newTextbook()}
 	at, dies := serveUntil(t, first)
 	c := short()
-	c.Fallback = []string{"http://127.0.0.1:1", "https://127.0.0.1:2", serve(t, second)}
+	c.Fallback = []string{"http://" + heldport.Address(t), "https://" + heldport.Address(t), serve(t, second)} // nobody listens at the first two
 	b, done := Streams(at, c)
 	defer done()
 	creates := func(on *wired) {

@@ -44,7 +44,7 @@ func TestStopIsTold(t *testing.T) {
 				return c.nodes[of].b.leaderless() == "" && c.node(asked, of) != nil && c.node(asked, of).GetStopped() == nil
 			})
 			c.nodes[of].stop()
-			for limit := time.Now().Add(5 * time.Second); time.Now().Before(limit) && !told; {
+			for limit := time.Now().Add(20 * time.Second); time.Now().Before(limit) && !told; {
 				n := c.node(asked, of)
 				told = n.GetStopped() != nil && n.GetSilentMs() > 0
 				time.Sleep(10 * time.Millisecond) // nobody tells the test of a change
