@@ -343,10 +343,8 @@ func (w *scrubber) entries(p uint64) error {
 			}
 		}
 		var d *ErrDamaged
-		var gone *ErrCompacted
-		var changed *ErrBadBatch
 		switch {
-		case err == nil, errors.As(err, &gone), errors.As(err, &changed):
+		case err == nil, changedMeanwhile(err):
 		case errors.As(err, &d):
 			s.reportDamage(d)
 			// Go on behind it. Where the log's ends do not read there is no
@@ -368,6 +366,12 @@ func (w *scrubber) entries(p uint64) error {
 			return err
 		}
 	}
+}
+
+// changedMeanwhile tells whether a read failed since the log was cut between the look at its
+// ends and the read: at its front, at its end, or whole, when its replica is made anew.
+func changedMeanwhile(err error) bool {
+	return errors.As(err, new(*ErrCompacted)) || errors.As(err, new(*ErrBadBatch)) || errors.As(err, new(*ErrUnavailable))
 }
 
 // entriesFrom reads about scrubStep bytes of entries, the last one of the page

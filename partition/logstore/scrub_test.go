@@ -76,6 +76,48 @@ func TestScrubReadsEverything(t *testing.T) {
 	}
 }
 
+// A log that goes beneath the scrub, as when a replica is made anew, does not end it: the
+// scrub finds the end that is no more, and passes go on.
+func TestScrubOutlivesALog(t *testing.T) {
+	cfg := testConfig(newMem())
+	cfg.ScrubEvery, cfg.ScrubBytesPerSecond = time.Millisecond, 1<<40
+	s := mustOpen(t, cfg)
+	fill := func(n uint64) {
+		t.Helper()
+		commit(t, s, func(b *Batch) {
+			for i := uint64(1); i <= n; i++ {
+				_ = b.Append(1, []Entry{entry(1, i, 100)})
+			}
+		})
+	}
+	drop := func() {
+		t.Helper()
+		commit(t, s, func(b *Batch) { _ = b.DropPartition(1) })
+	}
+	w := &scrubber{s: s, stop: make(chan struct{})}
+	for _, cut := range []func(){
+		drop,
+		func() { drop(); fill(2) },
+		func() { commit(t, s, func(b *Batch) { _ = b.TruncatePrefix(1, 4) }) },
+	} {
+		fill(5)
+		cut()
+		if _, err := w.entriesFrom(1, 1, 5); err == nil || !changedMeanwhile(err) {
+			t.Errorf("entries 1 to 5 are read: %v", err)
+		}
+		drop()
+	}
+	for range 200 {
+		fill(20)
+		drop()
+	}
+	passes := s.Scrub().Passes
+	until(t, "passes that go on", func() bool { return s.Scrub().Passes >= passes+2 })
+	if err := s.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestScrubRow(t *testing.T) {
 	at := time.UnixMilli(1_700_000_000_123)
 	for _, st := range []ScrubState{{}, {Passes: 3, Last: at, Bytes: 9, Next: 7}, {Passes: 1, Began: at}} {
