@@ -138,8 +138,8 @@ func TestTopicAndGroupLives(t *testing.T) {
 	dir := t.TempDir()
 	b := start(t, dir)
 	a := newAPI(t, b.URL())
-	created, err := a.topics.CreateTopic(ctx(t), &strandmqv1.CreateTopicRequest{Topic: "t", Config: &strandmqv1.TopicConfig{RetentionMs: proto.Int64(5000)}})
-	if err != nil || created.GetTopic().GetPartitions() != 8 || created.GetTopic().GetConfig().GetRetentionMs() != 5000 || created.GetTopic().GetConfig().GetMaxBodyBytes() != 1<<20 {
+	created, err := a.topics.CreateTopic(ctx(t), &strandmqv1.CreateTopicRequest{Topic: "t", Config: &strandmqv1.TopicConfig{RetentionMs: proto.Int64(5000_000)}})
+	if err != nil || created.GetTopic().GetPartitions() != 8 || created.GetTopic().GetConfig().GetRetentionMs() != 5000_000 || created.GetTopic().GetConfig().GetMaxBodyBytes() != 1<<20 {
 		t.Fatalf("created %v, %v", created, err)
 	}
 	for i := range 80 {
