@@ -316,7 +316,7 @@ func TestLongPoll(t *testing.T) {
 		t.Fatal(err)
 	}
 	began := time.Now()
-	for i := range 20 { // some of them fall to the one that waits
+	for i := range 40 { // some of them fall to the one that waits
 		a.store(t, "t", msg(fmt.Sprint(i), "x"))
 	}
 	select {
