@@ -43,7 +43,8 @@ func (a *app) debugBundle() *cobra.Command {
 		Short: "Write a file for whoever helps: state, findings and metrics, without messages",
 		Long: `Writes one file with what there is to know about a cluster: versions, nodes, events,
 topics, groups, what doctor sees and finds, and the metrics of every node that answers, with
-stacks, heap and processor profile of those that run with serve --profiles. It has no bodies, headers, keys or ids of messages, no reasons that handlers gave (they are
+stacks, heap and processor profile of those that run with serve --profiles. It has no
+bodies, headers, keys or ids of messages, no reasons that handlers gave (they are
 numbered instead), no tokens and no certificates. Names of topics, groups and members,
 and addresses of nodes, are in it. MANIFEST says what is in it and what is not.
 
