@@ -248,7 +248,7 @@ func (a *app) clusterMove() *cobra.Command {
 		Short: "Say which nodes are to hold a partition",
 		Long: `Says which nodes are to hold a partition, one, three or five; the first is to lead
 it. With the same nodes in another order only the lead moves. It ends at once, and the
-nodes carry it out; with --wait it ends when the replicas are there. The cluster goes on
+nodes carry it out; with --wait it ends when nothing of it is on the move any more. The cluster goes on
 evening out what its nodes hold, which may move the partition again.`,
 		Example: `  strandmq cluster move orders 0 --to 1,2,4 --dry-run
   strandmq cluster move orders 0 --to 1,2,4 --wait`,
@@ -288,12 +288,12 @@ evening out what its nodes hold, which may move the partition again.`,
 		if err := a.await(cmd.Context(), "moving", "partition", moved(args[0], req.GetPartition())); err != nil {
 			return err
 		}
-		a.talk("partition %d of %s has its replicas on %s", number, args[0], nodeList(req.GetNodes()))
+		a.talk("nothing of partition %d of %s is on the move any more", number, args[0])
 		return nil
 	})
 	c.Flags().StringSliceVar(&to, "to", nil, "the nodes, the one that is to lead first")
 	dryFlag(c, &dry)
-	waitFlag(c, &wait, "the partition is there")
+	waitFlag(c, &wait, "nothing of the partition is on the move")
 	return c
 }
 

@@ -50,8 +50,8 @@ func (a *app) await(ctx context.Context, title, unit string, left left) error {
 			return err
 		}
 		n, err := left(res)
-		if err != nil || n == 0 && res.GetBehind() == "" {
-			return err
+		if behind := res.GetBehind() != ""; !behind && (err != nil || n == 0) {
+			return err // of a map that is behind neither is certain
 		}
 		m.total = max(m.total, int64(n))
 		if now := lacks(res); now != lacked {
