@@ -15,6 +15,7 @@ import (
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/strandmq/strandmq/consumer"
 	"github.com/strandmq/strandmq/coordinator"
 	"github.com/strandmq/strandmq/partition"
 	nodev1 "github.com/strandmq/strandmq/proto/node/v1"
@@ -278,5 +279,22 @@ func TestLeadMetadata(t *testing.T) {
 	}
 	if got := a.describe(t, "t", "g").GetCounts().GetInFlight(); got != 1 {
 		t.Fatalf("%d in flight: a member with a session keeps what it holds", got)
+	}
+}
+
+// A node that does not answer is not told as a partition without a leader.
+func TestWhyIdleNamesTheNode(t *testing.T) {
+	t.Parallel()
+	c := startCluster(t, nil)
+	newAPI(t, c.edge.URL()).topic(t, "t", 1)
+	newAPI(t, c.edge.URL()).group(t, "t", "g", nil)
+	top, err := c.edge.topic("t")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.part(ownerNode)
+	share := consumer.Share{Partition: top.Partitions[0].ID}
+	if got, want := c.edge.far.whyIdle(ctx(t), 1, []consumer.Share{share}), "node n1, which leads partitions of the topic, was not asked in time"; got != want {
+		t.Errorf("it says %q and not %q", got, want)
 	}
 }

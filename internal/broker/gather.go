@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"sync"
@@ -515,6 +516,7 @@ func (d *dispatch) whyIdle(ctx context.Context, gid consumer.GroupID, shares []c
 		case d.b.cfg.Node:
 			why = d.b.groups.WhyIdle(ctx, gid, by[n])
 		default:
+			why = fmt.Sprintf("node %v, which leads partitions of the topic, was not asked in time", n)
 			if r, err := d.remote(n); err == nil {
 				if res, err := r.parts.WhyIdle(ctx, &nodev1.WhyIdleRequest{Group: uint64(gid), Shares: sharesTo(by[n], nil)}); err == nil {
 					why = res.GetWhy()
