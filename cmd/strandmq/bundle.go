@@ -43,7 +43,8 @@ func (a *app) debugBundle() *cobra.Command {
 		Short: "Write a file for whoever helps: state, findings and metrics, without messages",
 		Long: `Writes one file with what there is to know about a cluster: versions, nodes, events,
 topics, groups, what doctor sees and finds, and the metrics of every node that answers, with
-stacks, heap and processor profile of those that run with serve --profiles. It has no
+stacks, heap and processor profile of those on this machine that run with serve
+--profiles. It has no
 bodies, headers, keys or ids of messages, no reasons that handlers gave (they are
 numbered instead), no tokens and no certificates. Names of topics, groups and members,
 and addresses of nodes, are in it. MANIFEST says what is in it and what is not.
@@ -244,7 +245,10 @@ func (b *bundle) node(q *inquiry, name, server string) error {
 		{"/metrics", "metrics.txt", "all its metrics"},
 		{"/readyz?verbose", "readyz.txt", "whether it takes calls, and why not"},
 	} {
-		text, _, err := fetch(q.ctx, server+page.path)
+		text, status, err := fetch(q.ctx, server+page.path)
+		if err == nil && status != http.StatusOK && status != http.StatusServiceUnavailable {
+			err = fmt.Errorf("it answers with status %d", status)
+		}
 		if err != nil {
 			b.without(page.path+" of node "+name, err)
 		} else if err := b.add(folder+page.file, page.what, text); err != nil {

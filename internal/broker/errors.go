@@ -119,7 +119,7 @@ var table = []row{
 	{"PARTITION_DAMAGED", "data_loss", "Stored data of the partition failed its checksum; it is not served.", "Restore the data folder from a copy; the message says what is damaged, and the other partitions go on: calls that concern several answer for those and name this one in left_out."},
 	{"NEWER_FORMAT", "failed_precondition", "A newer version of the broker wrote what the partition stores, so this one does not read it. Nothing is damaged, and nothing was changed.", "Run that version or a newer one on the data folder; until then the other partitions go on."},
 	{"STORE_FAILED", "unavailable", "The disk refused a write, so the node stopped writing, and the broker ends. Calls that were on their way get OUTCOME_UNKNOWN.", "Free or replace the disk and start the broker again; everything acknowledged is on it."},
-	{"INTERNAL", "internal", "A fault of the broker.", "The broker's log has the details under the request id that the message names."},
+	{"INTERNAL", "internal", "A fault of the broker.", "The broker's log has the details under the request id that comes with it."},
 }
 
 // rowOf finds a reason's row. A reason without one is a fault of ours, which

@@ -33,9 +33,13 @@ func (b *Broker) profile(w http.ResponseWriter, r *http.Request) {
 		b.refused(r.Context(), r.URL.Path, why.reason)
 		writeRefusal(w, status, why, requestOf(r.Context()))
 	}
-	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	if ip := net.ParseIP(host); !b.cfg.Profiles || ip == nil || !ip.IsLoopback() {
+	if !b.cfg.Profiles || !fromHere(r) {
 		refused(http.StatusNotFound, refuse("UNKNOWN_METHOD", "", "there are no profiles here: a broker that is started with --profiles gives them to programs on its machine"))
+		return
+	}
+	if r.Method != http.MethodGet { // a pattern with GET takes HEAD, too: a profile for nothing
+		w.Header().Set("Allow", http.MethodGet)
+		refused(http.StatusMethodNotAllowed, refuse("UNKNOWN_METHOD", "", "profiles are taken with GET"))
 		return
 	}
 	var write func(io.Writer) error
@@ -65,17 +69,27 @@ func (b *Broker) profile(w http.ResponseWriter, r *http.Request) {
 		refused(http.StatusTooManyRequests, &refusal{reason: "BUSY", retryAfter: profileWait, text: "another profile is being made: wait and ask again"})
 		return
 	}
-	defer b.profiling.Unlock()
-	// Whole before it goes, so that what fails is no half of one. Stacks are counted and
-	// not listed, so it grows with the program and not with the load.
+	// Whole before it goes, so that what fails is no half of one, and who reads slowly keeps
+	// nobody waiting. Stacks are counted and not listed, so it grows with the program and
+	// not with the load.
 	var whole bytes.Buffer
-	if err := write(&whole); err != nil {
+	err := write(&whole)
+	b.profiling.Unlock()
+	if err != nil {
 		refused(http.StatusTooManyRequests, &refusal{reason: "BUSY", retryAfter: profileWait, text: "it cannot be made now: " + err.Error()})
 		return
 	}
 	w.Header().Set("Content-Type", kind)
 	w.Header().Set("Content-Disposition", fmt.Sprintf("attachment; filename=%q", r.PathValue("what")))
 	_, _ = w.Write(whole.Bytes())
+}
+
+// fromHere tells whether a program of this machine asks for itself. A proxy that runs here
+// asks for others, and says so.
+func fromHere(r *http.Request) bool {
+	host, _, _ := net.SplitHostPort(r.RemoteAddr)
+	ip := net.ParseIP(host)
+	return ip != nil && ip.IsLoopback() && r.Header.Get("Forwarded") == "" && r.Header.Get("X-Forwarded-For") == ""
 }
 
 // watchCPU profiles for so long, or until nobody waits for it any more.

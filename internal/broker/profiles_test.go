@@ -57,6 +57,19 @@ func TestProfiles(t *testing.T) {
 			t.Errorf("from %q: %d, want %d", addr, w.Code, want)
 		}
 	}
+	from.RemoteAddr = "127.0.0.1:1234"
+	for _, name := range []string{"X-Forwarded-For", "Forwarded"} {
+		r, w := from.Clone(t.Context()), httptest.NewRecorder()
+		r.Header.Set(name, "for=192.0.2.1")
+		if b.server.Handler.ServeHTTP(w, r); w.Code != http.StatusNotFound {
+			t.Errorf("through a proxy that says %s: %d", name, w.Code)
+		}
+	}
+	r, w := from.Clone(t.Context()), httptest.NewRecorder()
+	r.Method = http.MethodHead
+	if b.server.Handler.ServeHTTP(w, r); w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("HEAD: %d", w.Code)
+	}
 	off := startAlone(t, t.TempDir())
 	for _, path := range []string{"goroutine", "heap", "profile"} {
 		if code, body := get(t, off.URL()+profilePath+path); code != http.StatusNotFound || !strings.Contains(body, "--profiles") {
