@@ -106,6 +106,13 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 			return err
 		}
 		found := doctor.Diagnose(facts, doctor.Options{Behind: behind.d})
+		if cmd.Flags().Changed("server") {
+			for _, f := range found {
+				for i := range f.Next {
+					f.Next[i] = askedOf(f.Next[i], a.servers)
+				}
+			}
+		}
 		if err := a.prescribe(facts, found); err != nil {
 			return err
 		}
@@ -120,6 +127,20 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 	c.Flags().Var(&within, "timeout", "how long asking may take in all, beside --watch: what has not answered by then counts as not answering")
 	c.Flags().Var(&watch, "watch", "how long to wait between two looks at what counts; 0: look once")
 	return c
+}
+
+// askedOf is a command that asks the brokers that this one was told to ask.
+func askedOf(command string, servers []string) string {
+	does, why, remark := strings.Cut(command, "    # ")
+	words := strings.Fields(does)
+	if len(words) < 2 || words[0] != "strandmq" || words[1] == "serve" || slices.Contains(words, "--server") || slices.Contains(words, "--of-server") {
+		return command
+	}
+	does += " --server " + strings.Join(servers, ",")
+	if remark {
+		does += "    # " + why
+	}
+	return does
 }
 
 // prescribe prints the findings.

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -116,6 +117,9 @@ func (a *app) askMessage(ctx context.Context, req *strandmqv1.TraceRequest, grou
 		case x.GetTruncated():
 			t.leave("later repeats of the publish of "+at, "so much was published since that they were not looked for")
 		}
+		if slices.ContainsFunc(x.GetEvents(), func(e *strandmqv1.TraceEvent) bool { return e.GetTerm() == 0 }) {
+			t.leave("why deliveries of "+at+" failed", "a node of an older version tells it, and not with reasons")
+		}
 		if err := a.copies(asking, api, &t, &m, x); err != nil {
 			late("what else is stored of the key of "+at, err)
 		}
@@ -136,16 +140,20 @@ func courses(t *strandmqv1.MessageTrace, group string) (out []doctor.Course) {
 		}
 		c := doctor.Course{Group: s.GetGroup(), State: s.GetState(), Failed: attemptsOf(t, s.GetGroup())}
 		for _, e := range t.GetEvents() {
+			again := ""
 			switch {
 			case e.GetGroup() != s.GetGroup():
 			case e.GetWhat() == "handed-out":
 				c.HandedOut++
 			case e.GetWhat() == "replayed":
-				c.Again = append(c.Again, "it was replayed from the dead letters")
+				again = "it was replayed from the dead letters"
 			case e.GetWhat() == "reset" && e.GetAgain():
-				c.Again = append(c.Again, "the group was reset")
+				again = "the group was reset"
 			case e.GetWhat() == "released":
-				c.Again = append(c.Again, "a member released it unhandled")
+				again = "a member released it unhandled"
+			}
+			if again != "" {
+				c.Again = append(c.Again, doctor.Again{What: again, When: unixMillis(e.GetTime()), How: e.GetDetail()})
 			}
 		}
 		out = append(out, c)

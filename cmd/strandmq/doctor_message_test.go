@@ -50,7 +50,7 @@ func TestDoctorSeesWhyAMessageCameTwice(t *testing.T) {
 	p.settle(ack, 0, "", d...) // the first time, and too late
 	args := []string{"--topic", p.topic, "--group", "g", "--id", d[0].GetMessage().GetId(), "--behind", "1h"}
 	diagnoses(t, url, doctor.DeliveredAgain, args...)
-	if _, whole, _ := examine(t, url, args...); !strings.Contains(whole, "since its ack came too late, or never") || !strings.Contains(whole, "acks after the deadline of 100ms among them: ") {
+	if _, whole, _ := examine(t, url, args...); !strings.Contains(whole, "since its ack came too late") || !strings.Contains(whole, ", too late") || !strings.Contains(whole, "acks after the deadline of 100ms among them: ") {
 		t.Errorf("an ack that came too late:\n%s", whole)
 	}
 
@@ -145,4 +145,60 @@ func TestDoctorSeesStaleAcks(t *testing.T) {
 	}()
 	defer func() { close(stop); <-done }()
 	diagnoses(t, url, doctor.StaleAcks, "--topic", p.topic, "--behind", "1h", "--watch", "1s")
+}
+
+// What doctor advises asks the broker that it was told to ask.
+func TestDoctorAdvisesForItsServer(t *testing.T) {
+	t.Parallel()
+	servers := []string{"http://a:1", "http://b:2"}
+	for command, want := range map[string]string{
+		"strandmq cluster status":                              "strandmq cluster status --server http://a:1,http://b:2",
+		"strandmq group alter t g --ack-deadline 5s    # or x": "strandmq group alter t g --ack-deadline 5s --server http://a:1,http://b:2    # or x",
+		"strandmq serve --data d    # on its machine":          "strandmq serve --data d    # on its machine",
+		"strandmq node --server http://c:3":                    "strandmq node --server http://c:3",
+		"df -h":                                                "df -h",
+	} {
+		if got := askedOf(command, servers); got != want {
+			t.Errorf("%q, want %q", got, want)
+		}
+	}
+	url := ward(t, t.TempDir()).URL()
+	p := at(t, url, "advised", nil)
+	p.store(1, "a")
+	until(t, "the advice has the address", func() bool {
+		_, whole, _ := examine(t, url, "--topic", p.topic, "--behind", "1ms")
+		return strings.Contains(whole, " --server "+url)
+	})
+}
+
+// A node of an older version tells of a message without terms and reasons, which is said.
+func TestDoctorHearsFromAnOlderNode(t *testing.T) {
+	t.Parallel()
+	url := ward(t, t.TempDir()).URL()
+	p := at(t, url, "older", nil)
+	p.store(1, "a")
+	to, err := neturl.Parse(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pass := httputil.NewSingleHostReverseProxy(to)
+	front := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !strings.HasSuffix(r.URL.Path, "/Trace") {
+			pass.ServeHTTP(w, r)
+			return
+		}
+		older, err := proto.Marshal(&strandmqv1.TraceResponse{Messages: []*strandmqv1.MessageTrace{{Events: []*strandmqv1.TraceEvent{{What: "published"}}}}})
+		if err != nil {
+			t.Error(err)
+		}
+		w.Header().Set("Content-Type", r.Header.Get("Content-Type"))
+		_, _ = w.Write(older)
+	}))
+	t.Cleanup(front.Close)
+	for server, want := range map[string]bool{front.URL: true, url: false} {
+		_, whole, _ := examine(t, server, "--topic", p.topic, "--partition", "0", "--offset", "0", "--behind", "1h")
+		if strings.Contains(whole, "a node of an older version tells it") != want {
+			t.Errorf("older: %v:\n%s", want, whole)
+		}
+	}
 }

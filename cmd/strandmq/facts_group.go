@@ -165,6 +165,8 @@ func (q *inquiry) suspects(g *doctor.Group, partitions []*strandmqv1.GroupPartit
 func attemptsOf(m *strandmqv1.MessageTrace, group string) (out []doctor.Attempt) {
 	outcomes := map[string]string{"nacked": "nack", "rejected": "reject", "lapsed": "lapse", "session-lost": "session-lost"}
 	var handed *strandmqv1.TraceEvent
+	began := map[uint32]*strandmqv1.TraceEvent{} // the hand-outs that lapsed, by attempt
+	at := map[uint32]int{}                       // and where they stand in out
 	for i, e := range m.GetEvents() {
 		if m.GetCut() > 0 && i == int(m.GetCutAt()) {
 			handed = nil // how that ended is not told
@@ -176,6 +178,11 @@ func attemptsOf(m *strandmqv1.MessageTrace, group string) (out []doctor.Attempt)
 			handed = e
 			continue
 		}
+		if h := began[e.GetAttempt()]; e.GetWhat() == "refused" && h != nil && h.GetMember() == e.GetMember() {
+			out[at[e.GetAttempt()]].Late = e.GetTime().AsTime().Sub(h.GetTime().AsTime())
+			delete(began, e.GetAttempt())
+			continue
+		}
 		outcome, ended := outcomes[e.GetWhat()]
 		if !ended || handed == nil {
 			continue
@@ -184,6 +191,9 @@ func attemptsOf(m *strandmqv1.MessageTrace, group string) (out []doctor.Attempt)
 			Member: cmp.Or(e.GetMember(), handed.GetMember()), Took: e.GetTime().AsTime().Sub(handed.GetTime().AsTime()), Ended: unixMillis(e.GetTime()),
 			Outcome: outcome, Reason: e.GetReason(),
 		})
+		if n := e.GetAttempt(); outcome == "lapse" {
+			began[n], at[n] = handed, len(out)-1
+		}
 		handed = nil
 	}
 	return out

@@ -53,14 +53,38 @@ func (d *ofGroup) deadline() bool {
 	if d.blamed != "" && d.blamed != "lapse" {
 		return false // some were late, and it is not that which opened the circuit
 	}
-	took := time.Duration(g.Now.LateMs) * time.Millisecond / time.Duration(g.Now.Late)
+	took := g.late()
 	f := d.warn(DeadlineTooShort, "the ack deadline of group %s of topic %s is too short: handlers finish, and by then the message has lapsed and gone to somebody else", g.Name, g.Topic)
 	f.say("%d acks came too late, after %s on average or more, and the deadline is %s", g.Now.Late, rough(took), rough(g.Deadline))
 	f.say("%s lapsed so far", quantity.Some(g.Now.Lapsed, "delivery"))
 	d.open(d.lag(f))
-	f.next("strandmq group alter %s %s --ack-deadline %s    # or have handlers extend, or do less at a time", g.Topic, g.Name, rough(roomy(took, g.Deadline)))
+	for _, l := range slices.Concat(g.Suspects, g.Dead) {
+		took = max(took, latest(l.History))
+	}
+	f.longer(g, took)
 	d.firstSuspect(d.describe(f))
 	return true
+}
+
+// late is after how long acks came that came too late, on average; 0: none did.
+func (g *Group) late() time.Duration {
+	if g.Now.Late == 0 {
+		return 0
+	}
+	return time.Duration(g.Now.LateMs) * time.Millisecond / time.Duration(g.Now.Late)
+}
+
+// latest is after how long the last of these was settled that was settled too late.
+func latest(attempts []Attempt) (took time.Duration) {
+	for _, a := range attempts {
+		took = max(took, a.Late)
+	}
+	return took
+}
+
+// longer advises a deadline with room for handlers that take so long.
+func (f *Finding) longer(g *Group, took time.Duration) {
+	f.next("strandmq group alter %s %s --ack-deadline %s    # or have handlers extend, or do less at a time", g.Topic, g.Name, rough(roomy(took, g.Deadline)))
 }
 
 // roomy is a deadline that leaves room: twice what was seen, in whole seconds.
@@ -106,7 +130,7 @@ func (d *ofGroup) crashes() bool {
 		d.crashed = order
 	}
 	for _, m := range order[:min(most, len(order))] {
-		f.say("member %s: %s came to nothing", m, quantity.Some(who[m], "delivery"))
+		f.say("member %s: %s of messages that were looked at came to nothing", m, quantity.Some(who[m], "delivery"))
 	}
 	f.say("so far %s with a session that was lost, and %s lapsed; the deadline is %s", quantity.Some(g.Now.Lost, "delivery"), quantity.Some(g.Now.Lapsed, "delivery"), rough(g.Deadline))
 	if d.blamed != "" && d.there() == 0 {

@@ -69,15 +69,20 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 	if c.HandedOut < 2 {
 		return
 	}
+	unsettled := slices.ContainsFunc(c.Failed, func(a Attempt) bool { return a.Outcome == "lapse" && a.Late == 0 })
 	var how []string
 	for _, a := range c.Failed {
-		if word := endings[a.Outcome]; word != "" && !slices.Contains(how, word) {
+		word := endings[a.Outcome]
+		if a.Late > 0 && !unsettled {
+			word = "its ack came too late"
+		}
+		if word != "" && !slices.Contains(how, word) {
 			how = append(how, word)
 		}
 	}
-	for _, word := range c.Again {
-		if !slices.Contains(how, word) {
-			how = append(how, word)
+	for _, a := range c.Again {
+		if !slices.Contains(how, a.What) {
+			how = append(how, a.What)
 		}
 	}
 	times := quantity.Some(c.HandedOut, "time")
@@ -91,10 +96,16 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 	f := d.add(Warning, DeliveredAgain, about, text)
 	for _, a := range c.Failed[:min(most, len(c.Failed))] {
 		line := fmt.Sprintf("member %s had it for %s, until %s: %s", a.Member, rough(a.Took), clock(a.Ended), endings[a.Outcome])
+		if a.Late > 0 {
+			line = fmt.Sprintf("member %s had it for %s, until %s, and settled it after %s, too late", a.Member, rough(a.Took), clock(a.Ended), rough(a.Late))
+		}
 		if a.Reason != "" {
 			line += fmt.Sprintf(" (%q)", a.Reason)
 		}
 		f.say("%s", line)
+	}
+	for _, a := range c.Again[max(0, len(c.Again)-most):] {
+		f.say("at %s %s", clock(a.When), strings.TrimSuffix(a.What+" "+a.How, " "))
 	}
 	f.say("it stands there as %s", c.State)
 	lapsed := slices.ContainsFunc(c.Failed, func(a Attempt) bool { return a.Outcome == "lapse" })
@@ -107,8 +118,11 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 			f.say("%s of the group came when the message had gone to somebody else, acks after the deadline of %s among them: %d, since the partitions have their leaders",
 				quantity.Some(g.Now.Stale, "settlement"), rough(g.Deadline), g.Now.Late)
 		}
-		if lapsed {
-			f.next("strandmq group alter %s %s --ack-deadline %s    # or have handlers extend, or do less at a time", g.Topic, g.Name, rough(roomy(0, g.Deadline)))
+		switch took := max(g.late(), latest(c.Failed)); {
+		case took > 0 && lapsed:
+			f.longer(g, took)
+		case lapsed:
+			f.next("strandmq doctor --topic %s --group %s    # while it works: it measures by how much acks are late", g.Topic, g.Name)
 		}
 	}
 	f.next("strandmq trace %s --partition %d --offset %d", m.Place.Topic, m.Place.Number, m.Offset)

@@ -158,7 +158,14 @@ type Course struct {
 	State     string // as a trace says it
 	HandedOut int
 	Failed    []Attempt // the oldest first
-	Again     []string  // what else made it come again: replayed, reset
+	Again     []Again   // what else made it come again
+}
+
+// Again is what made a message come again beside an attempt that failed.
+type Again struct {
+	What string // that it was replayed, or the group reset, in words
+	When int64
+	How  string // more of it in words, such as to where; may be empty
 }
 
 // Event is what the cluster did by itself, or what happened to it, once or several times.
@@ -234,4 +241,5 @@ type Attempt struct {
 	Ended   int64
 	Outcome string
 	Reason  string
+	Late    time.Duration // so long after the hand-out its ack came, which was refused; 0: none is known of
 }

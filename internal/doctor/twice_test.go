@@ -28,11 +28,17 @@ func TestWhyAMessageCameTwice(t *testing.T) {
 		{"its ack came too late", func(f *Facts, m *Message) {
 			f.Groups[0].Now.Stale, f.Groups[0].Now.Late = 2, 1
 			f.Groups[0].Before = f.Groups[0].Now
+			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 2, Failed: []Attempt{{Member: "m", Took: 30 * time.Second, Ended: now, Outcome: "lapse", Late: 45 * time.Second}}}}
+		}, "DELIVERED_AGAIN", []string{"was handed the message at offset 7", "2 times, since its ack came too late", "and settled it after 45s, too late", "2 settlements of the group", "acks after the deadline of 30s among them: 1", "--ack-deadline 1m30s"}},
+		{"nobody knows how late", func(f *Facts, m *Message) {
 			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 2, Failed: []Attempt{{Member: "m", Took: 30 * time.Second, Ended: now, Outcome: "lapse"}}}}
-		}, "DELIVERED_AGAIN", []string{"was handed the message at offset 7", "2 times, since its ack came too late, or never", "2 settlements of the group", "acks after the deadline of 30s among them: 1", "--ack-deadline 1m"}},
+		}, "DELIVERED_AGAIN", []string{"since its ack came too late, or never", "strandmq doctor --topic orders --group billing"}},
+		{"the group was reset", func(_ *Facts, m *Message) {
+			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 2, Again: []Again{{What: "the group was reset", When: now, How: "to offset 0"}}}}
+		}, "DELIVERED_AGAIN", []string{"2 times, since the group was reset", "at 2023-11-14T22:13:20Z the group was reset to offset 0"}},
 		{"it failed, and was replayed", func(_ *Facts, m *Message) {
 			nack := Attempt{Member: "m", Took: time.Second, Ended: now, Outcome: "nack", Reason: "no funds"}
-			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 3, Failed: []Attempt{nack, nack}, Again: []string{"it was replayed", "it was replayed"}}}
+			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 3, Failed: []Attempt{nack, nack}, Again: []Again{{What: "it was replayed", When: 1000}, {What: "it was replayed", When: 2000}}}}
 		}, "DELIVERED_AGAIN", []string{"3 times, since its handler gave it back and it was replayed", `("no funds")`}},
 		{"published again under its id", func(_ *Facts, m *Message) {
 			m.ID, m.Repeats = "a", 2
