@@ -36,7 +36,7 @@ A node that ends is started again after a while (--restart-after; 0: it is not).
 Ctrl-C ends all of them, and so does the end of this process.
 
 Running it again in the same folder brings the same cluster back, with all that it
-holds, on the same ports. Each node's log is in the folder.
+holds, on the same ports. Each node's log is in the folder: n1.log and so on, in JSON.
 
 Environment: STRANDMQ_DATA and STRANDMQ_DEV_PORT stand in for --data and --port.`,
 		Example: `  strandmq dev
@@ -52,6 +52,9 @@ Environment: STRANDMQ_DATA and STRANDMQ_DEV_PORT stand in for --data and --port.
 			return usagef("--port %s: use 1 to 65000, or 0 for free ones", plain.Quote(port))
 		}
 		d.port = int(n)
+		if _, err := a.logger(d.level, "json"); err != nil {
+			return err
+		}
 		d.again = again.d
 		return d.run(cmd.Context(), exit)
 	})
@@ -60,6 +63,8 @@ Environment: STRANDMQ_DATA and STRANDMQ_DEV_PORT stand in for --data and --port.
 	c.Flags().StringVar(&port, "port", env("STRANDMQ_DEV_PORT", "7171"), "the first node's port for clients; the others follow, and a hundred above are those for nodes; 0 takes free ones")
 	c.Flags().Var(&again, "restart-after", "how long after its end a node is started again; 0: not at all")
 	c.Flags().BoolVar(&d.detailed, metricsPerPartition, false, "nodes tell of single partitions in /metrics, too (see serve)")
+	c.Flags().StringVar(&d.level, "log-level", "info", "what the nodes' logs tell: debug, info, warn or error")
+	must(c.RegisterFlagCompletionFunc("log-level", words("debug", "info", "warn", "error")))
 	c.Flags().BoolVar(&exit, "exit", false, "stop when the cluster is up")
 	return c
 }
@@ -73,7 +78,8 @@ type dev struct {
 	again  time.Duration
 	binary string
 
-	detailed bool // metrics have series of single partitions
+	level    string // of the nodes' logs
+	detailed bool   // metrics have series of single partitions
 
 	plan    devPlan
 	nodes   []*devNode

@@ -56,7 +56,7 @@ func (n *devNode) launch(token string) error {
 		return err
 	}
 	defer func() { _ = log.Close() }()
-	args := []string{"serve", "--data", n.data(), "--listen", n.at.API, "--peer-listen", n.at.Peer, "--log-format", "text", "--" + untilEOF}
+	args := []string{"serve", "--data", n.data(), "--listen", n.at.API, "--peer-listen", n.at.Peer, "--log-format", "json", "--log-level", n.d.level, "--" + untilEOF}
 	if n.d.detailed {
 		args = append(args, "--"+metricsPerPartition)
 	}

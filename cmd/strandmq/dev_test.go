@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"encoding/json"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -108,10 +109,25 @@ func TestDevAgain(t *testing.T) {
 	t.Parallel()
 	binary, folder := buildBroker(t), filepath.Join(t.TempDir(), "cluster")
 	base := heldport.Ports(t, 1, 2, 100, 101, 102) // where its nodes are, and come back
-	d := startDev(t, binary, folder, "--port", strconv.Itoa(base), "--restart-after", "500ms", "--metrics-per-partition")
+	d := startDev(t, binary, folder, "--port", strconv.Itoa(base), "--restart-after", "500ms", "--metrics-per-partition", "--log-level", "debug")
 	if _, err := ask(t.Context(), dial(d.nodes[1].URL).topics.CreateTopic, &strandmqv1.CreateTopicRequest{Topic: "kept", Partitions: 2}); err != nil {
 		t.Fatal(err)
 	}
+	// As the docs look for a call.
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, d.nodes[0].URL+"/v1/topics/nowhere", http.NoBody)
+	if err != nil {
+		t.Fatal(err)
+	}
+	req.Header.Set("X-Request-Id", "shop-4711")
+	res, err := http.DefaultClient.Do(req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = res.Body.Close()
+	until(t, "the log of n1 tells of the call", func() bool {
+		b, _ := os.ReadFile(d.nodes[0].Log)
+		return strings.Contains(string(b), `"request_id":"shop-4711"`)
+	})
 	until(t, "a node tells of a partition", func() bool {
 		return slices.ContainsFunc(d.nodes, func(n devRow) bool {
 			return strings.Contains(scrape(t, n.URL), `strandmq_partition_log_end_offset{partition="1",topic="kept"} 0`)

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"time"
 
 	"connectrpc.com/connect"
 	"google.golang.org/protobuf/proto"
@@ -65,6 +66,7 @@ var _ connect.Interceptor = (*edge)(nil)
 func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 	return func(ctx context.Context, req connect.AnyRequest) (res connect.AnyResponse, err error) {
 		done := e.metrics.call(req.Spec().Procedure)
+		began := time.Now()
 		defer func() {
 			if p := recover(); p != nil {
 				if p == http.ErrAbortHandler { //nolint:errorlint // the value itself is the signal
@@ -97,6 +99,7 @@ func (e *edge) WrapUnary(next connect.UnaryFunc) connect.UnaryFunc {
 		if err != nil {
 			return nil, e.fail(ctx, req.Spec(), err)
 		}
+		logAnswer(ctx, e.log, req.Spec().Procedure, res.Any(), time.Since(began))
 		return res, nil
 	}
 }
@@ -143,6 +146,7 @@ func (e *edge) WrapStreamingClient(next connect.StreamingClientFunc) connect.Str
 func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.StreamingHandlerFunc {
 	return func(ctx context.Context, conn connect.StreamingHandlerConn) (err error) {
 		done := e.metrics.call(conn.Spec().Procedure)
+		began := time.Now()
 		defer func() {
 			if p := recover(); p != nil {
 				logPanic(ctx, e.log, "panic in a stream", conn.Spec().Procedure, p)
@@ -163,6 +167,9 @@ func (e *edge) WrapStreamingHandler(next connect.StreamingHandlerFunc) connect.S
 		defer f.mem.close()
 		err = next(ctx, &streamConn{StreamingHandlerConn: conn, flow: f, zipped: zips(conn.RequestHeader())})
 		if err == nil {
+			if e.log.Enabled(ctx, slog.LevelDebug) {
+				e.log.DebugContext(ctx, "a stream ended", "method", conn.Spec().Procedure, "code", "ok", "took", time.Since(began))
+			}
 			return nil
 		}
 		if own := (*connect.Error)(nil); errors.As(err, &own) && len(own.Details()) == 0 {

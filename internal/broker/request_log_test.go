@@ -96,9 +96,8 @@ func TestRequestsInTheLog(t *testing.T) {
 	one("guard", "DEBUG", map[string]string{"method": describe, "code": "invalid_argument", "reason": "BAD_CONTENT_TYPE"})
 	p.send("GET", describe, "", "", "X-Request-Id", "protocol")
 	one("protocol", "DEBUG", map[string]string{"method": describe, "reason": "BAD_METHOD"})
-	if e := p.do("GET", "/v1/topics/t", "", "", "X-Request-Id", "done"); e.status != 200 || len(lines.of("done")) != 0 {
-		t.Errorf("%d, and what was done leaves %v", e.status, lines.of("done"))
-	}
+	p.do("GET", "/v1/topics/t", "", "", "X-Request-Id", "done").ok(200, nil)
+	one("done", "DEBUG", map[string]string{"method": describe, "code": "ok", "msg": "a call was answered"})
 
 	saved := b.publisher
 	b.publisher = nil // every publish panics now
@@ -110,6 +109,61 @@ func TestRequestsInTheLog(t *testing.T) {
 	one("fault", "ERROR", map[string]string{"method": "/strandmq.v1.PublishService/Publish", "msg": "panic in a call", "trace_id": aTrace})
 	got := p.do("POST", "/v1/topics/t/messages", octets, "x", "X-Request-Id", "plain fault is replaced").refused(500, "INTERNAL")
 	one(got.RequestID, "ERROR", map[string]string{"msg": "panic in a call"})
+}
+
+// Items that are refused leave a line, though the call that has them is answered.
+func TestRefusedItemsInTheLog(t *testing.T) {
+	lines := &jsonLog{}
+	b := start(t, t.TempDir(), lines.on)
+	a := newAPI(t, b.URL())
+	a.topic(t, "t", 1)
+	a.group(t, "t", "g", nil)
+	one := func(id string, want map[string]any) {
+		t.Helper()
+		found := lines.of(id)
+		if len(found) != 1 || found[0]["level"] != "DEBUG" || found[0]["took"] == nil {
+			t.Fatalf("%s: %d lines: %v", id, len(found), found)
+		}
+		for k, v := range want {
+			if found[0][k] != v {
+				t.Errorf("%s: %s is %v, not %v, in %v", id, k, found[0][k], v, found[0])
+			}
+		}
+	}
+	const publish, settle = "/strandmq.v1.PublishService/Publish", "/strandmq.v1.ConsumeService/Settle"
+	said := func(id, body string) *strandmqv1.Message {
+		m := msg("k", body)
+		m.Id = id
+		return m
+	}
+	send := func(id string, ms ...*strandmqv1.Message) {
+		t.Helper()
+		if _, err := saidBy(t, b, id).publish.Publish(ctx(t), &strandmqv1.PublishRequest{Topic: "t", Messages: ms}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send("stored", said("1", "a"), said("2", "b"))
+	one("stored", map[string]any{"method": publish, "code": "ok", "msg": "a call was answered", "refused": nil, "reason": nil})
+	send("reused", said("1", "other"), said("3", "c"), said("2", "other"))
+	one("reused", map[string]any{"method": publish, "code": "ok", "refused": 2.0, "reason": "ID_REUSED"})
+
+	d := a.one(t, "t", "g", "m")
+	settled := func(id string, action strandmqv1.SettleAction) {
+		t.Helper()
+		if _, err := saidBy(t, b, id).consume.Settle(ctx(t), &strandmqv1.SettleRequest{Topic: "t", Group: "g", Settlements: []*strandmqv1.Settlement{{Token: d.GetToken(), Action: action}}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settled("settled", release)
+	one("settled", map[string]any{"method": settle, "code": "ok", "msg": "a call was answered", "refused": nil})
+	settled("late", ack)
+	one("late", map[string]any{"method": settle, "code": "ok", "refused": 1.0, "reason": "STALE_DELIVERY"})
+
+	told := newPlainly(t, b).do("POST", "/v1/topics/t/groups/g/ack", asJSON, `{"tokens":["`+d.GetToken()+`","`+d.GetToken()+`"]}`, "X-Request-Id", "plain").refused(409, "STALE_DELIVERY")
+	one("plain", map[string]any{"method": settle, "code": "ok", "refused": 2.0, "reason": "STALE_DELIVERY"})
+	if !strings.HasPrefix(told.Detail, "2 of 2 deliveries were refused; the first refused: ") {
+		t.Errorf("of all that are refused it says %q", told.Detail)
+	}
 }
 
 // What a call begins and the node finishes, whether its caller waits or not, is still

@@ -170,7 +170,11 @@ func (a *api) settled(w http.ResponseWriter, tokens []string, of []*strandmqv1.S
 	whole := *first
 	whole.results = results
 	if len(of) > 1 {
-		whole.detail = fmt.Sprintf("%d of %d deliveries were refused, and the others are settled; the first refused: %s", refused, len(of), first.detail)
+		others := ", and the others are settled"
+		if refused == len(of) {
+			others = ""
+		}
+		whole.detail = fmt.Sprintf("%d of %d deliveries were refused%s; the first refused: %s", refused, len(of), others, first.detail)
 	}
 	return &whole
 }
