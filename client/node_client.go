@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -124,7 +125,7 @@ func explain(err error, server string) error {
 		e.Message = "the broker at " + server + " did not answer in time"
 	case errors.As(err, &bad):
 		e.Message = "the way to the broker at " + server + " broke: " + bad.Err.Error()
-	case code == connect.CodeUnimplemented || code == connect.CodeUnknown && !retry.Broke(err):
+	case code == connect.CodeUnimplemented || code == connect.CodeUnknown && !retry.Broke(err) || strings.HasPrefix(e.Message, "invalid content-type"):
 		e.Message = "what answers at " + server + " is no StrandMQ broker of this version: " + e.Message
 		e.passes = code != connect.CodeUnimplemented
 	default:

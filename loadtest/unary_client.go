@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"strings"
 	"time"
 
 	"connectrpc.com/connect"
@@ -117,7 +118,7 @@ func explain(err error, server string) error {
 		r.Text = fmt.Sprintf("no broker answers at %s (%v): start one with 'strandmq serve', or name another with --server", server, op.Err)
 	case code == connect.CodeDeadlineExceeded:
 		r.Text = fmt.Sprintf("the broker at %s did not answer in time", server)
-	case code == connect.CodeUnimplemented || code == connect.CodeUnknown:
+	case code == connect.CodeUnimplemented || code == connect.CodeUnknown || strings.HasPrefix(r.Text, "invalid content-type"):
 		r.Text = fmt.Sprintf("what answers at %s is no StrandMQ broker of this version: %s", server, r.Text)
 	}
 	return r

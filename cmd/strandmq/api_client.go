@@ -187,11 +187,15 @@ func unanswered(err error, code connect.Code, server, text string) string {
 		return fmt.Sprintf("the broker at %s did not answer in time: look at its log, then try again", server)
 	case errors.As(err, &bad):
 		return fmt.Sprintf("the way to the broker at %s broke: %v", server, bad.Err)
-	case code == connect.CodeUnimplemented || code == connect.CodeUnknown:
+	case code == connect.CodeUnimplemented || code == connect.CodeUnknown || otherContent(text):
 		return fmt.Sprintf("what answers at %s is no StrandMQ broker of this version: %s", server, text)
 	}
 	return text
 }
+
+// otherContent tells the library's words for an answer that is not of the kind that was
+// asked for: another service's, in JSON or as a page.
+func otherContent(text string) bool { return strings.HasPrefix(text, "invalid content-type") }
 
 // wrongDoor is what is at an address where something listens and the protocol of clients
 // is not spoken, and what to do; empty: that is not how err came.

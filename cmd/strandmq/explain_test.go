@@ -20,6 +20,11 @@ func TestWhatIsNoBroker(t *testing.T) {
 		_, _ = w.Write([]byte("<html>hello</html>"))
 	}))
 	defer web.Close()
+	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Type", "application/json")
+		_, _ = w.Write([]byte("{}"))
+	}))
+	defer other.Close()
 	gone := httptest.NewServer(nil)
 	gone.Close()
 	secure := httptest.NewUnstartedServer(nil)
@@ -57,6 +62,7 @@ func TestWhatIsNoBroker(t *testing.T) {
 		{gone.URL, "no broker answers at " + gone.URL, exitFailed},
 		{gone.URL, "start one with 'strandmq serve'", exitFailed},
 		{web.URL, "is no StrandMQ broker", exitFailed},
+		{other.URL, "what answers at " + other.URL + " is no StrandMQ broker", exitFailed},
 		{"http://", "is no URL", exitUsage},
 		{"ftp://x", "is no URL", exitUsage},
 	} {
@@ -78,6 +84,25 @@ func TestRefusalText(t *testing.T) {
 	} {
 		if got := refusalText(&strandmqv1.Problem{Field: c.field, Message: "it is empty"}); got != c.want {
 			t.Errorf("%q: %q, want %q", c.field, got, c.want)
+		}
+	}
+}
+
+// What goes into a request as text, and is none, is named, and wrong usage.
+func TestNoText(t *testing.T) {
+	web := httptest.NewServer(nil)
+	defer web.Close()
+	for _, c := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"trace", "hot", "--id", "\xff\xfe"}, `--id "\xff\xfe" is not valid text`},
+		{[]string{"topic", "describe", "\xff\xfe"}, `"\xff\xfe" is not valid text`},
+		{[]string{"consume", "hot", "--group", "\xff\xfe"}, `--group "\xff\xfe" is not valid text`},
+	} {
+		code, out, talk := strandmq(t, web.URL, "", c.args...)
+		if code != exitUsage || out != "" || !strings.Contains(talk, c.want) {
+			t.Errorf("%q: code %d, out %q, talk %q", c.args, code, out, talk)
 		}
 	}
 }

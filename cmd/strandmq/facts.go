@@ -266,6 +266,14 @@ func (q *inquiry) elsewhere(known *strandmqv1.DescribeClusterResponse) *strandmq
 	return known
 }
 
+// waited is a time that was waited for an answer, as people read it.
+func waited(d time.Duration) time.Duration {
+	if d >= 100*time.Millisecond {
+		return d.Round(100 * time.Millisecond)
+	}
+	return max(time.Millisecond, d.Round(time.Millisecond))
+}
+
 // node asks one how it does.
 func (q *inquiry) node(n *doctor.Node, first bool) {
 	to := q.nodes[n.ID]
@@ -283,7 +291,7 @@ func (q *inquiry) node(n *doctor.Node, first bool) {
 			err = fmt.Errorf("%s: %w", n.API, dialed.Err)
 		case errors.Is(err, context.DeadlineExceeded) || deadlinePassed(err):
 			n.Hangs = true
-			err = fmt.Errorf("%s: no answer within %v", n.API, time.Since(began).Round(100*time.Millisecond))
+			err = fmt.Errorf("%s: no answer within %v", n.API, waited(time.Since(began)))
 		}
 		q.unreached("node "+nodeWord(n.ID), err)
 		return

@@ -206,3 +206,12 @@ func TestDoctorRefusesUnknownGroup(t *testing.T) {
 		t.Errorf("without the list of groups:\n%s", printed)
 	}
 }
+
+// No time that was waited is none at all.
+func TestWaited(t *testing.T) {
+	for d, want := range map[time.Duration]string{0: "1ms", 1_300 * time.Microsecond: "1ms", 40 * time.Millisecond: "40ms", 4_460 * time.Millisecond: "4.5s"} {
+		if got := waited(d).String(); got != want {
+			t.Errorf("%v is %s, not %s", d, got, want)
+		}
+	}
+}

@@ -258,6 +258,9 @@ func command(c *cobra.Command, runE func(cmd *cobra.Command, args []string) erro
 		if err == nil || errors.As(err, &usage) || errors.As(err, &said) {
 			return err
 		}
+		if wrong := noText(cmd, args, err); wrong != nil {
+			return wrong
+		}
 		return &failure{err}
 	}
 	return c

@@ -156,6 +156,9 @@ func (a *app) lives(res *strandmqv1.TraceResponse) error {
 			return err
 		}
 	}
+	if a.output == "timeline" && len(res.GetMessages()) > 0 {
+		a.talk("%s", timelineLegend)
+	}
 	return nil
 }
 

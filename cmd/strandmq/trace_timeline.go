@@ -139,7 +139,7 @@ func (b *bar) drawn(total time.Duration) string {
 	return string(line)
 }
 
-// printTimeline draws a message's life over time.
+// printTimeline draws a message's life over time. The legend is told once, below all.
 func (a *app) printTimeline(m *strandmqv1.MessageTrace) error {
 	a.whole(m)
 	fmt.Fprintln(a.out)
@@ -153,7 +153,6 @@ func (a *app) printTimeline(m *strandmqv1.MessageTrace) error {
 	if err := a.printTable(&t, ""); err != nil {
 		return err
 	}
-	a.talk("%s", timelineLegend)
 	a.cut(m)
 	return a.stands(m)
 }

@@ -29,8 +29,11 @@ func TestTimeline(t *testing.T) {
 			{Time: at(-5), What: "reset", Group: "c"}, // by the clock of another leader
 		}}
 		var out, notes bytes.Buffer
-		if err := (&app{out: &out, err: &notes}).printTimeline(m); err != nil {
+		if err := (&app{out: &out, err: &notes, output: "timeline"}).lives(&strandmqv1.TraceResponse{Messages: []*strandmqv1.MessageTrace{m, m}}); err != nil {
 			t.Fatal(err)
+		}
+		if n := strings.Count(notes.String(), timelineLegend); n != 1 {
+			t.Errorf("the legend of two is told %d times", n)
 		}
 		var got []string
 		for _, l := range strings.Split(out.String(), "\n") {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"net/http/httptest"
 	"net/netip"
 	"strings"
@@ -53,6 +54,15 @@ func TestCrowdedIsTold(t *testing.T) {
 	b.metrics.handler(func(context.Context, chan<- prometheus.Metric) {}).ServeHTTP(page, httptest.NewRequest("GET", "/metrics", nil))
 	if !strings.Contains(page.Body.String(), "\nstrandmq_connections_refused_total 3\n") {
 		t.Errorf("the metrics say %s", page.Body)
+	}
+}
+
+// A page of metrics that is refused says when to ask again.
+func TestScrapeRefused(t *testing.T) {
+	page := httptest.NewRecorder()
+	laterWriter{page}.WriteHeader(http.StatusServiceUnavailable)
+	if got := page.Header().Get("Retry-After"); page.Code != http.StatusServiceUnavailable || got != "1" {
+		t.Errorf("%d, Retry-After %q", page.Code, got)
 	}
 }
 

@@ -204,8 +204,25 @@ const maxScrapes = 512
 // clients on this machine.
 func (m *metrics) handler(collect func(context.Context, chan<- prometheus.Metric)) http.Handler {
 	m.registry.MustRegister(collector(collect))
-	return promhttp.HandlerFor(prometheus.GathererFunc(share(m.registry.Gather).Gather), promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, EnableOpenMetrics: true, DisableCompression: true})
+	scrape := promhttp.HandlerFor(prometheus.GathererFunc(share(m.registry.Gather).Gather), promhttp.HandlerOpts{MaxRequestsInFlight: maxScrapes, EnableOpenMetrics: true, DisableCompression: true})
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		scrape.ServeHTTP(laterWriter{w}, r)
+	})
 }
+
+// laterWriter says of a page that is unavailable when to ask again.
+type laterWriter struct{ http.ResponseWriter }
+
+// WriteHeader implements http.ResponseWriter.
+func (w laterWriter) WriteHeader(status int) {
+	if status == http.StatusServiceUnavailable {
+		w.Header().Set("Retry-After", "1")
+	}
+	w.ResponseWriter.WriteHeader(status)
+}
+
+// Unwrap is for http.ResponseController.
+func (w laterWriter) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
 // collector reads metrics when asked. Their names depend on what exists, so it
 // describes none beforehand.
