@@ -110,7 +110,7 @@ func TestCutAtDamage(t *testing.T) {
 	must(t, errors.Join(err, f.Close()))
 	commit(t, s, func(b *Batch) { _ = b.DropPartition(1) })
 	must(t, s.flush())
-	until(t, "the table is to be cut", func() bool {
+	cut := func() bool {
 		s.merges.mu.Lock()
 		defer s.merges.mu.Unlock()
 		for _, held := range s.merges.spoiled {
@@ -119,7 +119,8 @@ func TestCutAtDamage(t *testing.T) {
 			}
 		}
 		return false
-	})
+	}
+	until(t, "the table is to be cut", cut)
 	look := func() {
 		t.Helper()
 		if err := s.verify(2); !errors.As(err, new(*ErrDamaged)) {
@@ -140,10 +141,31 @@ func TestCutAtDamage(t *testing.T) {
 		must(t, s.verify(p))
 		look()
 	}
-	// Once nobody needs the block any more the table is merged.
+	// Once nobody needs the block any more the table is merged, unless it is to be cut before
+	// that: then at a later start.
 	commit(t, s, func(b *Batch) { _ = b.DropPartition(2) })
 	fill(1)
 	fill(2)
-	must(t, s.MergeNow())
+	until(t, "the table is merged", func() bool {
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		merged := make(chan error, 1)
+		go func() { merged <- s.db.Compact(ctx, []byte{keyFormat}, []byte{keyFormat + 1}, false) }()
+		for {
+			select {
+			case err := <-merged:
+				must(t, err)
+				return true
+			case <-time.After(time.Millisecond): // between two looks
+			}
+			if cut() {
+				cancel()
+				<-merged
+				must(t, s.Close())
+				s = mustOpen(t, cfg)
+				return false
+			}
+		}
+	})
 	must(t, errors.Join(s.verify(1), s.verify(2), s.verify(3), s.Close()))
 }
