@@ -106,11 +106,9 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 			return err
 		}
 		found := doctor.Diagnose(facts, doctor.Options{Behind: behind.d})
-		if cmd.Flags().Changed("server") {
-			for _, f := range found {
-				for i := range f.Next {
-					f.Next[i] = askedOf(f.Next[i], a.servers)
-				}
+		for _, f := range found {
+			for i := range f.Next {
+				f.Next[i] = a.advised(f.Next[i])
 			}
 		}
 		if err := a.prescribe(facts, found); err != nil {
@@ -127,6 +125,15 @@ asked, 2 wrong usage. docs/troubleshooting.md goes from symptoms to causes.`,
 	c.Flags().Var(&within, "timeout", "how long asking may take in all, beside --watch: what has not answered by then counts as not answering")
 	c.Flags().Var(&watch, "watch", "how long to wait between two looks at what counts; 0: look once")
 	return c
+}
+
+// advised is a command to go on with as one types it here: without the environment, it
+// would go to another broker.
+func (a *app) advised(command string) string {
+	if !a.named {
+		return command
+	}
+	return askedOf(command, a.servers)
 }
 
 // askedOf is a command that asks the brokers that this one was told to ask.

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"bytes"
 	"fmt"
 	"io"
 	"net/http"
@@ -169,6 +170,30 @@ func TestDoctorAdvisesForItsServer(t *testing.T) {
 		_, whole, _ := examine(t, url, "--topic", p.topic, "--behind", "1ms")
 		return strings.Contains(whole, " --server "+url)
 	})
+}
+
+// So does the advice of events, and none is made where there is none. Where the environment
+// names the broker, commands are as they were.
+func TestEventsAdviseForTheirServer(t *testing.T) {
+	t.Parallel()
+	event := &strandmqv1.ClusterEvent{Kind: "DISK_LOW", Advice: "strandmq doctor"}
+	for named, want := range map[bool]string{true: "strandmq doctor --server http://a:1\n", false: "strandmq doctor\n"} {
+		for _, advice := range []string{event.GetAdvice(), ""} {
+			event := &strandmqv1.ClusterEvent{Kind: event.GetKind(), Advice: advice}
+			for what, print := range map[string]func(a *app) error{
+				"followed": func(a *app) error { return a.printEvent(event) },
+				"listed":   func(a *app) error { return a.printEvents([]*strandmqv1.ClusterEvent{event}) },
+			} {
+				out := &bytes.Buffer{}
+				if err := print(&app{out: out, output: "table", servers: []string{"http://a:1"}, named: named}); err != nil {
+					t.Fatal(err)
+				}
+				if strings.HasSuffix(out.String(), want) != (advice != "") || advice == "" && strings.Contains(out.String(), "--server") {
+					t.Errorf("%s, named %v, advice %q:\n%s", what, named, advice, out)
+				}
+			}
+		}
+	}
 }
 
 // A node of an older version tells of a message without terms and reasons, which is said.

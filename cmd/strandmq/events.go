@@ -111,7 +111,7 @@ func (a *app) printEvent(e *strandmqv1.ClusterEvent) error {
 	}
 	line := fmt.Sprintf("%s  %s ×%d  %s  %s", stamp(e.GetLast()), e.GetKind(), e.GetCount(), eventAbout(e), e.GetText())
 	if e.GetAdvice() != "" {
-		line += "  next: " + e.GetAdvice()
+		line += "  next: " + a.advised(e.GetAdvice())
 	}
 	_, err := fmt.Fprintln(a.out, plain.Text(line))
 	return err
@@ -120,7 +120,7 @@ func (a *app) printEvent(e *strandmqv1.ClusterEvent) error {
 func (a *app) printEvents(events []*strandmqv1.ClusterEvent) error {
 	t := &table.Table{Head: []string{"LAST", "KIND", "COUNT", "ABOUT", "WHAT", "NEXT"}, Right: []int{2}}
 	for _, e := range events {
-		t.Add(stamp(e.GetLast()), e.GetKind(), e.GetCount(), eventAbout(e), e.GetText(), orDash(e.GetAdvice()))
+		t.Add(stamp(e.GetLast()), e.GetKind(), e.GetCount(), eventAbout(e), e.GetText(), orDash(a.advised(e.GetAdvice())))
 	}
 	return a.printTable(t, "There are no such events.")
 }

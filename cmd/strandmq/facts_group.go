@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/strandmq/strandmq/consumer"
@@ -178,7 +179,10 @@ func attemptsOf(m *strandmqv1.MessageTrace, group string) (out []doctor.Attempt)
 			handed = e
 			continue
 		}
-		if h := began[e.GetAttempt()]; e.GetWhat() == "refused" && h != nil && h.GetMember() == e.GetMember() {
+		// Which settlement it was is only in the words. An extend that was refused says nothing of
+		// how long the work takes: it went on.
+		acked := e.GetWhat() == "refused" && strings.HasPrefix(e.GetDetail(), "ack: ")
+		if h := began[e.GetAttempt()]; acked && h != nil && h.GetMember() == e.GetMember() {
 			out[at[e.GetAttempt()]].Late = e.GetTime().AsTime().Sub(h.GetTime().AsTime())
 			delete(began, e.GetAttempt())
 			continue

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -68,5 +69,38 @@ func TestReasonsWithoutOldWaits(t *testing.T) {
 	}}, "g")
 	if len(got) != 1 || got[0].Reason != "db down" {
 		t.Errorf("%+v", got)
+	}
+}
+
+// By how much an ack was late is from its hand-out to the ack: an extend or a nack that was
+// refused before it is not that ack, and what another hand-out's member did is not either.
+func TestHowLateAnAckWas(t *testing.T) {
+	t.Parallel()
+	began := time.Now()
+	at := func(s time.Duration) *timestamppb.Timestamp { return timestamppb.New(began.Add(s * time.Second)) }
+	lapsed := []*strandmqv1.TraceEvent{
+		{Group: "g", What: "handed-out", Member: "m", Attempt: 1, Time: at(0)},
+		{Group: "g", What: "lapsed", Member: "m", Attempt: 1, Time: at(1)},
+	}
+	refused := func(member, detail string, s time.Duration) *strandmqv1.TraceEvent {
+		return &strandmqv1.TraceEvent{Group: "g", What: "refused", Member: member, Attempt: 1, Detail: detail, Time: at(s)}
+	}
+	const why = ": its deadline passed and it lapsed"
+	for what, c := range map[string]struct {
+		then []*strandmqv1.TraceEvent
+		want time.Duration
+	}{
+		"never":               {nil, 0},
+		"an ack":              {[]*strandmqv1.TraceEvent{refused("m", "ack"+why, 4)}, 4 * time.Second},
+		"an ack, and again":   {[]*strandmqv1.TraceEvent{refused("m", "ack"+why, 4), refused("m", "ack"+why, 9)}, 4 * time.Second},
+		"an extend, then ack": {[]*strandmqv1.TraceEvent{refused("m", "extend"+why, 2), refused("m", "ack"+why, 4)}, 4 * time.Second},
+		"an extend":           {[]*strandmqv1.TraceEvent{refused("m", "extend"+why, 2)}, 0},
+		"a nack":              {[]*strandmqv1.TraceEvent{refused("m", "nack"+why, 2)}, 0},
+		"of somebody else":    {[]*strandmqv1.TraceEvent{refused("other", "ack"+why, 4)}, 0},
+	} {
+		got := attemptsOf(&strandmqv1.MessageTrace{Events: append(slices.Clone(lapsed), c.then...)}, "g")
+		if len(got) != 1 || got[0].Late != c.want {
+			t.Errorf("%s: %+v, want %v late", what, got, c.want)
+		}
 	}
 }

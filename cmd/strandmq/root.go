@@ -26,6 +26,7 @@ type app struct {
 	err io.Writer
 
 	servers []string // --server
+	named   bool     // --server was given as a flag
 	output  string   // --output
 
 	noHelp error // help was asked for what does not exist
@@ -132,6 +133,7 @@ there: {"error":{"reason":"NO_QUORUM","text":"..."}}. NO_COLOR is respected.`,
 		Args:          cobra.ArbitraryArgs,
 		RunE:          onlyCommands,
 		PersistentPreRunE: func(cmd *cobra.Command, args []string) error {
+			a.named = cmd.Flags().Changed("server")
 			if more := cmd.Annotations[moreOutputs]; more != "" && a.output == more {
 				return a.checkServers()
 			}

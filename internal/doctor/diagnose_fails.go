@@ -58,10 +58,7 @@ func (d *ofGroup) deadline() bool {
 	f.say("%d acks came too late, after %s on average or more, and the deadline is %s", g.Now.Late, rough(took), rough(g.Deadline))
 	f.say("%s lapsed so far", quantity.Some(g.Now.Lapsed, "delivery"))
 	d.open(d.lag(f))
-	for _, l := range slices.Concat(g.Suspects, g.Dead) {
-		took = max(took, latest(l.History))
-	}
-	f.longer(g, took)
+	f.longer(g, d.longest(g))
 	d.firstSuspect(d.describe(f))
 	return true
 }
@@ -74,7 +71,24 @@ func (g *Group) late() time.Duration {
 	return time.Duration(g.Now.LateMs) * time.Millisecond / time.Duration(g.Now.Late)
 }
 
-// latest is after how long the last of these was settled that was settled too late.
+// longest is after how long an ack came that came too late, the latest that is known of;
+// 0: none is. All findings go by it, so that they advise one deadline.
+func (d *diagnosis) longest(g *Group) time.Duration {
+	took := g.late()
+	for _, l := range slices.Concat(g.Suspects, g.Dead) {
+		took = max(took, latest(l.History))
+	}
+	for _, m := range d.facts.Messages {
+		for _, c := range m.Courses {
+			if m.Place.Topic == g.Topic && c.Group == g.Name {
+				took = max(took, latest(c.Failed))
+			}
+		}
+	}
+	return took
+}
+
+// latest is after how long the last of these was acked that was acked too late.
 func latest(attempts []Attempt) (took time.Duration) {
 	for _, a := range attempts {
 		took = max(took, a.Late)

@@ -97,7 +97,7 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 	for _, a := range c.Failed[:min(most, len(c.Failed))] {
 		line := fmt.Sprintf("member %s had it for %s, until %s: %s", a.Member, rough(a.Took), clock(a.Ended), endings[a.Outcome])
 		if a.Late > 0 {
-			line = fmt.Sprintf("member %s had it for %s, until %s, and settled it after %s, too late", a.Member, rough(a.Took), clock(a.Ended), rough(a.Late))
+			line = fmt.Sprintf("member %s had it for %s, until %s, and acked it after %s, too late", a.Member, rough(a.Took), clock(a.Ended), rough(a.Late))
 		}
 		if a.Reason != "" {
 			line += fmt.Sprintf(" (%q)", a.Reason)
@@ -118,7 +118,7 @@ func (d *diagnosis) course(m *Message, c *Course, about string) {
 			f.say("%s of the group came when the message had gone to somebody else, acks after the deadline of %s among them: %d, since the partitions have their leaders",
 				quantity.Some(g.Now.Stale, "settlement"), rough(g.Deadline), g.Now.Late)
 		}
-		switch took := max(g.late(), latest(c.Failed)); {
+		switch took := d.longest(g); {
 		case took > 0 && lapsed:
 			f.longer(g, took)
 		case lapsed:

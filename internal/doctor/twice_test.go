@@ -29,7 +29,7 @@ func TestWhyAMessageCameTwice(t *testing.T) {
 			f.Groups[0].Now.Stale, f.Groups[0].Now.Late = 2, 1
 			f.Groups[0].Before = f.Groups[0].Now
 			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 2, Failed: []Attempt{{Member: "m", Took: 30 * time.Second, Ended: now, Outcome: "lapse", Late: 45 * time.Second}}}}
-		}, "DELIVERED_AGAIN", []string{"was handed the message at offset 7", "2 times, since its ack came too late", "and settled it after 45s, too late", "2 settlements of the group", "acks after the deadline of 30s among them: 1", "--ack-deadline 1m30s"}},
+		}, "DELIVERED_AGAIN", []string{"was handed the message at offset 7", "2 times, since its ack came too late", "and acked it after 45s, too late", "2 settlements of the group", "acks after the deadline of 30s among them: 1", "--ack-deadline 1m30s"}},
 		{"nobody knows how late", func(f *Facts, m *Message) {
 			m.Courses = []Course{{Group: "billing", State: "acked", HandedOut: 2, Failed: []Attempt{{Member: "m", Took: 30 * time.Second, Ended: now, Outcome: "lapse"}}}}
 		}, "DELIVERED_AGAIN", []string{"since its ack came too late, or never", "strandmq doctor --topic orders --group billing"}},
@@ -70,6 +70,39 @@ func TestWhyAMessageCameTwice(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// Findings of one group advise one deadline, with room for the latest ack that any knows of.
+func TestOneDeadlineIsAdvised(t *testing.T) {
+	late := []Attempt{{Member: "m", Took: 30 * time.Second, Ended: now, Outcome: "lapse", Late: 100 * time.Second}}
+	soon := []Attempt{{Member: "m", Took: 30 * time.Second, Ended: now, Outcome: "lapse", Late: 40 * time.Second}}
+	for what, plant := range map[string]func(g *Group, m *Message){
+		"the message's": func(_ *Group, m *Message) { m.Courses[0].Failed = late },
+		"a suspect's":   func(g *Group, _ *Message) { g.Suspects = []Letter{{Offset: 1, Attempts: 1, History: late}} },
+		"a letter's":    func(g *Group, _ *Message) { g.Dead = []Letter{{Offset: 1, Attempts: 1, History: late}} },
+		"on average":    func(g *Group, _ *Message) { g.Now.LateMs = 500_000 },
+	} {
+		f := three()
+		g := &f.Groups[0]
+		g.Now.Stale, g.Now.Late, g.Now.LateMs, g.Now.Lapsed = 5, 5, 200_000, 5
+		m := Message{Place: Place{"orders", 2}, Offset: 7, Key: "k", Published: now, Courses: []Course{{Group: "billing", State: "acked", HandedOut: 2, Failed: soon}}}
+		plant(g, &m)
+		f.Messages = []Message{m}
+		advised := map[Cause]bool{}
+		for _, x := range Diagnose(f, Options{}) {
+			if x.Cause != DeliveredAgain && x.Cause != DeadlineTooShort {
+				continue
+			}
+			if all := strings.Join(x.Next, "\n"); strings.Contains(all, "--ack-deadline 3m20s ") {
+				advised[x.Cause] = true
+			} else {
+				t.Errorf("%s: %s advises\n%s", what, x.Cause, all)
+			}
+		}
+		if len(advised) != 2 {
+			t.Errorf("%s: %v", what, advised)
+		}
 	}
 }
 
