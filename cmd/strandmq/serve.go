@@ -137,7 +137,7 @@ STRANDMQ_ALLOW_ORIGIN (several with commas) stand in for --data, --listen,
 	fl.Lookup("memory").DefValue = "none"
 	fl.Var(&f.move, "move-rate", "how many bytes a second this node sends of replicas that move or are made anew on other nodes; 0: as fast as it can")
 	fl.BoolVar(&f.detailed, metricsPerPartition, false, "add series of single partitions to /metrics: 5 for each that the node leads, and 2 for each group there")
-	fl.BoolVar(&f.profiles, "profiles", false, "give programs on this machine profiles at /debug/pprof/ (goroutine, heap, profile): 'debug bundle' takes them")
+	fl.BoolVar(&f.profiles, "profiles", false, "give programs on this machine profiles at /debug/pprof/ (goroutine, heap, profile): 'debug bundle' takes them. A proxy here must add Forwarded or X-Forwarded-For, or not pass that path")
 	fl.BoolVar(&f.tied, untilEOF, false, "stop, too, when standard input ends: a broker that a program starts, with a pipe there, ends with it")
 	fl.StringVar(&f.level, "log-level", "info", "debug, info, warn or error")
 	fl.StringVar(&f.format, "log-format", "auto", "text, json, or auto: text on a terminal")

@@ -85,11 +85,12 @@ func (b *Broker) profile(w http.ResponseWriter, r *http.Request) {
 }
 
 // fromHere tells whether a program of this machine asks for itself. A proxy that runs here
-// asks for others, and says so.
+// asks for others, and says so. That it does counts, not what the first line of it has: a
+// stranger may send an empty one, to which a proxy adds its own.
 func fromHere(r *http.Request) bool {
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	ip := net.ParseIP(host)
-	return ip != nil && ip.IsLoopback() && r.Header.Get("Forwarded") == "" && r.Header.Get("X-Forwarded-For") == ""
+	return ip != nil && ip.IsLoopback() && len(r.Header.Values("Forwarded")) == 0 && len(r.Header.Values("X-Forwarded-For")) == 0
 }
 
 // watchCPU profiles for so long, or until nobody waits for it any more.

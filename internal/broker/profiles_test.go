@@ -59,10 +59,12 @@ func TestProfiles(t *testing.T) {
 	}
 	from.RemoteAddr = "127.0.0.1:1234"
 	for _, name := range []string{"X-Forwarded-For", "Forwarded"} {
-		r, w := from.Clone(t.Context()), httptest.NewRecorder()
-		r.Header.Set(name, "for=192.0.2.1")
-		if b.server.Handler.ServeHTTP(w, r); w.Code != http.StatusNotFound {
-			t.Errorf("through a proxy that says %s: %d", name, w.Code)
+		for _, lines := range [][]string{{"for=192.0.2.1"}, {""}, {"", "for=192.0.2.1"}} { // a stranger's own line is first
+			r, w := from.Clone(t.Context()), httptest.NewRecorder()
+			r.Header[name] = lines
+			if b.server.Handler.ServeHTTP(w, r); w.Code != http.StatusNotFound {
+				t.Errorf("through a proxy that says %s %q: %d", name, lines, w.Code)
+			}
 		}
 	}
 	r, w := from.Clone(t.Context()), httptest.NewRecorder()
