@@ -218,8 +218,9 @@ func (g *guard) recover(w http.ResponseWriter, r *http.Request) {
 }
 
 // panicked logs a panic of a call that a request of the plain API made.
-func (b *Broker) panicked(ctx context.Context, path string, p any) {
+func (b *Broker) panicked(ctx context.Context, path string, p any) (id string) {
 	logPanic(ctx, b.log, "panic in a request", path, p)
+	return requestOf(ctx).name()
 }
 
 func logPanic(ctx context.Context, log *slog.Logger, text, method string, p any) {

@@ -29,8 +29,9 @@ type Config struct {
 	Row func(reason string) (code, when, what string)
 	// Rejected counts and logs refusals that no call was made for.
 	Rejected func(ctx context.Context, path, reason string)
-	// Panicked logs a panic that the call of a path ended with.
-	Panicked func(ctx context.Context, path string, p any)
+	// Panicked logs a panic that the call of a path ended with, and tells the id that the
+	// lines of the request have.
+	Panicked func(ctx context.Context, path string, p any) (id string)
 	// WriteTime is how long a caller may take over an answer, or a part of one
 	// that is a stream.
 	WriteTime time.Duration

@@ -39,7 +39,7 @@ func newCalls(cfg Config) calls {
 // inProcess carries calls to the handler that serves them, without a connection.
 type inProcess struct {
 	serve    http.Handler
-	panicked func(ctx context.Context, path string, p any)
+	panicked func(ctx context.Context, path string, p any) (id string)
 }
 
 // Do implements connect.HTTPClient.
@@ -53,8 +53,8 @@ func (c inProcess) Do(req *http.Request) (res *http.Response, err error) {
 	defer func() {
 		// What the edge does not turn into an answer ends the call, not the process.
 		if p := recover(); p != nil {
-			c.panicked(r.Context(), r.URL.Path, p)
-			res, err = nil, refuse("INTERNAL", "", "the broker failed to handle this; its log has the details under the request's id")
+			id := c.panicked(r.Context(), r.URL.Path, p)
+			res, err = nil, refuse("INTERNAL", "", "the broker failed to handle this; its log has the details under request id %s", id)
 		}
 	}()
 	w := &taken{header: http.Header{}, status: http.StatusOK}

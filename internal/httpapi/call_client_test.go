@@ -16,12 +16,12 @@ func TestPanicOfACall(t *testing.T) {
 		Calls:    http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic("secret") }),
 		Row:      func(string) (code, when, todo string) { return "internal", "", "" },
 		Rejected: func(context.Context, string, string) {},
-		Panicked: func(_ context.Context, of string, p any) { path, what = of, p },
+		Panicked: func(_ context.Context, of string, p any) string { path, what = of, p; return "r%d-1" }, // an id may look like a verb
 	})
 	w := httptest.NewRecorder()
 	w.Header().Set(RequestHeader, "r-1") // as the broker has it
 	api.ServeHTTP(w, httptest.NewRequest(http.MethodGet, "/v1/topics", http.NoBody))
-	if got := w.Body.String(); w.Code != 500 || strings.Contains(got, "secret") || !strings.Contains(got, "INTERNAL") || !strings.Contains(got, `"request_id":"r-1"`) {
+	if got := w.Body.String(); w.Code != 500 || strings.Contains(got, "secret") || !strings.Contains(got, "INTERNAL") || !strings.Contains(got, `"request_id":"r-1"`) || !strings.Contains(got, "under request id r%d-1") {
 		t.Fatalf("%d %s", w.Code, got)
 	}
 	if path != "/strandmq.v1.TopicService/ListTopics" || what != "secret" {
