@@ -241,12 +241,15 @@ func (b *bundle) node(q *inquiry, name, server string) error {
 	} else if err := b.message(folder+"info.json", "its disk, damage, and how it sees others", info); err != nil {
 		return err
 	}
-	for _, page := range []struct{ path, file, what string }{
-		{"/metrics", "metrics.txt", "all its metrics"},
-		{"/readyz?verbose", "readyz.txt", "whether it takes calls, and why not"},
+	for _, page := range []struct {
+		path, file, what string
+		also             int // a status that is an answer, too
+	}{
+		{"/metrics", "metrics.txt", "all its metrics", http.StatusOK},
+		{"/readyz?verbose", "readyz.txt", "whether it takes calls, and why not", http.StatusServiceUnavailable},
 	} {
 		text, status, err := fetch(q.ctx, server+page.path)
-		if err == nil && status != http.StatusOK && status != http.StatusServiceUnavailable {
+		if err == nil && status != http.StatusOK && status != page.also {
 			err = fmt.Errorf("it answers with status %d", status)
 		}
 		if err != nil {

@@ -7,15 +7,21 @@ import (
 	"bytes"
 	"compress/gzip"
 	"errors"
+	"fmt"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"google.golang.org/protobuf/proto"
 
 	"github.com/strandmq/strandmq/internal/broker"
+	"github.com/strandmq/strandmq/internal/doctor"
 	strandmqv1 "github.com/strandmq/strandmq/proto/strandmq/v1"
 )
 
@@ -147,6 +153,34 @@ func TestBundleOfNobody(t *testing.T) {
 	}
 	if text, err := os.ReadFile(taken); err != nil || string(text) != "mine" {
 		t.Errorf("it was overwritten: %q, %v", text, err)
+	}
+}
+
+// A page that is refused is told as missing and is not filed as metrics; that of a node which
+// is not ready is filed.
+func TestBundleFilesNoRefusals(t *testing.T) {
+	t.Parallel()
+	for status, want := range map[int]bool{http.StatusOK: true, http.StatusServiceUnavailable: true, http.StatusForbidden: false, http.StatusNotFound: false} {
+		node := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }))
+		b := newBundle(io.Discard, "b", nil, time.Now())
+		if err := b.node(&inquiry{ctx: t.Context(), patience: time.Minute}, "n1", node.URL); err != nil {
+			t.Error(err)
+		}
+		node.Close()
+		has := func(file string) bool {
+			return slices.ContainsFunc(b.files, func(line string) bool { return strings.HasPrefix(line, "nodes/n1/"+file) })
+		}
+		told := func(path string) bool {
+			return slices.ContainsFunc(b.missing, func(u doctor.Unreached) bool {
+				return u.What == path+" of node n1" && u.Why == fmt.Sprintf("it answers with status %d", status)
+			})
+		}
+		if has("readyz.txt") != want || told("/readyz?verbose") == want {
+			t.Errorf("readyz %d: %q, without %v", status, b.files, b.missing)
+		}
+		if ok := status == http.StatusOK; has("metrics.txt") != ok || told("/metrics") == ok {
+			t.Errorf("metrics %d: %q, without %v", status, b.files, b.missing)
+		}
 	}
 }
 

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -117,8 +116,8 @@ func (a *app) askMessage(ctx context.Context, req *strandmqv1.TraceRequest, grou
 		case x.GetTruncated():
 			t.leave("later repeats of the publish of "+at, "so much was published since that they were not looked for")
 		}
-		if slices.ContainsFunc(x.GetEvents(), func(e *strandmqv1.TraceEvent) bool { return e.GetTerm() == 0 }) {
-			t.leave("why deliveries of "+at+" failed", "a node of an older version tells it, and not with reasons")
+		if withoutReasons(x) {
+			t.leave("why deliveries of "+at+" failed", olderTells)
 		}
 		if err := a.copies(asking, api, &t, &m, x); err != nil {
 			late("what else is stored of the key of "+at, err)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -137,6 +138,7 @@ func (q *inquiry) suspects(g *doctor.Group, partitions []*strandmqv1.GroupPartit
 			}
 		}
 	}
+	older := false // whether a node of an older version told of one
 	for _, s := range heads {
 		l := doctor.Letter{Partition: s.Partition, Offset: s.Offset, Key: s.Key, Attempts: s.Attempts, Waiting: s.Waiting}
 		res, err := one(q, q.asked.trace.Trace, &strandmqv1.TraceRequest{Topic: g.Topic, Which: &strandmqv1.TraceRequest_Place{
@@ -146,6 +148,9 @@ func (q *inquiry) suspects(g *doctor.Group, partitions []*strandmqv1.GroupPartit
 			q.unreached(fmt.Sprintf("what became of offset %d of partition %d of topic %s", s.Offset, s.Partition, g.Topic), err)
 		}
 		for _, m := range res.GetMessages() {
+			if withoutReasons(m) {
+				older = true
+			}
 			l.ID, l.Key, l.History = m.GetMessage().GetId(), keyText(m.GetMessage()), attemptsOf(m, g.Name)
 			for _, s := range m.GetStates() {
 				if s.GetGroup() == g.Name {
@@ -160,6 +165,18 @@ func (q *inquiry) suspects(g *doctor.Group, partitions []*strandmqv1.GroupPartit
 			g.Suspects = append(g.Suspects, l)
 		}
 	}
+	if older {
+		q.unreached("why deliveries of group "+g.Name+" of topic "+g.Topic+" failed", errors.New(olderTells))
+	}
+}
+
+// olderTells is why reasons of failures are missing.
+const olderTells = "a node of an older version tells it, and not with reasons"
+
+// withoutReasons tells whether a message's life is told by a node of an older version: its
+// events have no terms, and reasons only in words.
+func withoutReasons(m *strandmqv1.MessageTrace) bool {
+	return slices.ContainsFunc(m.GetEvents(), func(e *strandmqv1.TraceEvent) bool { return e.GetTerm() == 0 })
 }
 
 // attemptsOf reads a message's attempts in a group from its life.

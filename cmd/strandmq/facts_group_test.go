@@ -72,6 +72,31 @@ func TestReasonsWithoutOldWaits(t *testing.T) {
 	}
 }
 
+// Where a node of an older version tells what became of messages, reasons are only in words
+// and events have no terms: that is said once for a group, and of no other node.
+func TestReasonsThatAnOlderNodeHas(t *testing.T) {
+	t.Parallel()
+	stalls := []*strandmqv1.Stall{{Reason: "BACKING_OFF", Key: "a", Attempts: 1}, {Reason: "BACKING_OFF", Key: "b", Offset: 1, Attempts: 1}}
+	for term, want := range []int{1, 0} {
+		now := timestamppb.Now()
+		a := &asked{
+			oldest: time.Now().Add(-time.Hour),
+			group: func(int32) *strandmqv1.GroupPartition {
+				return &strandmqv1.GroupPartition{Counts: &strandmqv1.GroupCounts{Lag: 2}, Stalls: stalls}
+			},
+			life: []*strandmqv1.TraceEvent{
+				{What: "published", Time: now, Term: uint64(term)},
+				{Group: "g", What: "handed-out", Time: now, Term: uint64(term)},
+				{Group: "g", What: "nacked", Detail: "db down", Time: now, Term: uint64(term)},
+			},
+		}
+		printed, _ := a.run(t, "doctor", "--watch", "0")
+		if strings.Count(printed, "why deliveries of group g of topic t failed: a node of an older version tells it") != want {
+			t.Errorf("term %d:\n%s", term, printed)
+		}
+	}
+}
+
 // By how much an ack was late is from its hand-out to the ack: an extend or a nack that was
 // refused before it is not that ack, and what another hand-out's member did is not either.
 func TestHowLateAnAckWas(t *testing.T) {

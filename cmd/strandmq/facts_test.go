@@ -24,6 +24,7 @@ type asked struct {
 	strandmqv1connect.UnimplementedClusterServiceHandler
 	strandmqv1connect.UnimplementedTopicServiceHandler
 	strandmqv1connect.UnimplementedGroupServiceHandler
+	strandmqv1connect.UnimplementedTraceServiceHandler
 
 	cluster string                    // its id
 	behind  string                    // what it says of too few nodes
@@ -38,6 +39,7 @@ type asked struct {
 
 	glanced atomic.Int32 // how often the group was asked for
 	group   func(n int32) *strandmqv1.GroupPartition
+	life    []*strandmqv1.TraceEvent // of each message of the topic
 }
 
 func (a *asked) NodeInfo(context.Context, *strandmqv1.NodeInfoRequest) (*strandmqv1.NodeInfoResponse, error) {
@@ -75,6 +77,10 @@ func (a *asked) DescribeGroup(context.Context, *strandmqv1.DescribeGroupRequest)
 	return &strandmqv1.DescribeGroupResponse{}, nil
 }
 
+func (a *asked) Trace(context.Context, *strandmqv1.TraceRequest) (*strandmqv1.TraceResponse, error) {
+	return &strandmqv1.TraceResponse{Messages: []*strandmqv1.MessageTrace{{Events: a.life}}}, nil
+}
+
 // run runs a command against it, about topic t.
 func (a *asked) run(t *testing.T, args ...string) (printed string, code int) {
 	t.Helper()
@@ -91,6 +97,7 @@ func (a *asked) serve(t *testing.T) *httptest.Server {
 	mux.Handle(strandmqv1connect.NewClusterServiceHandler(a))
 	mux.Handle(strandmqv1connect.NewTopicServiceHandler(a))
 	mux.Handle(strandmqv1connect.NewGroupServiceHandler(a))
+	mux.Handle(strandmqv1connect.NewTraceServiceHandler(a))
 	s := httptest.NewServer(mux)
 	t.Cleanup(s.Close)
 	return s
