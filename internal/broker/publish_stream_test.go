@@ -150,9 +150,6 @@ func TestPublishStreamEndsAtARefusalThatPasses(t *testing.T) {
 	b := start(t, t.TempDir())
 	a := streamAPI(t, b)
 	a.topic(t, "t", 1)
-	b.disk.mu.Lock()
-	b.disk.room = func() (logstore.Room, error) { return logstore.Room{Total: 1 << 40, Free: 0}, nil }
-	b.disk.mu.Unlock()
 	s := a.publishStream(t, ctx(t))
 	batch := func() *strandmqv1.PublishBatch {
 		return &strandmqv1.PublishBatch{Topic: "t", Messages: []*strandmqv1.Message{msg("k", "x")}}
@@ -161,6 +158,9 @@ func TestPublishStreamEndsAtARefusalThatPasses(t *testing.T) {
 	if res, err := s.Receive(); err != nil || res.GetResults()[0].GetProblem() != nil {
 		t.Fatalf("before: %v, %v", res, err)
 	}
+	b.disk.mu.Lock()
+	b.disk.room = func() (logstore.Room, error) { return logstore.Room{Total: 1 << 40, Free: 0}, nil }
+	b.disk.mu.Unlock()
 	b.disk.look()
 	for range 50 {
 		if s.Send(&strandmqv1.PublishStreamRequest{Batches: []*strandmqv1.PublishBatch{batch(), batch()}}) != nil {
